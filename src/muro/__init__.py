@@ -1,0 +1,1 @@
+"""muro: an inference engine in a process of its own."""
