@@ -1,0 +1,100 @@
+"""Settings: frozen, validated once. Nobody else in the package reads the environment.
+
+Structs here cross the boundary between parent and child as JSON, so they hold plain values only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from muro.errors import ConfigError
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds at the doors of an engine; what is over a bound costs one request, never the engine."""
+
+    max_requests: int = 100_000
+    """Requests admitted and not yet finished."""
+    max_request_bytes: int = 1 << 30
+    """Bytes of all requests admitted and not yet taken by the loop."""
+    max_message_bytes: int = 256 << 20
+    """Size of one message on the input socket."""
+    max_bytes_in_flight: int = 256 << 20
+    """Bytes sent to one client and not yet read by it."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine process. Times in seconds."""
+
+    engine: str = "echo"
+    """A built-in name, "module:factory" or "path.py:factory"."""
+    model: str | None = None
+    """Model directory, handed to a factory that names a parameter `model`."""
+    options: dict[str, Any] = {}
+    """Options of the engine, opaque to muro."""
+    rank: int = 0
+    handshake_address: str = ""
+    local: bool = True
+    headless: bool = False
+    peer_release: str = "auto"
+    """Wire layout to write: "auto" or a release such as "0.25" or "0.33"."""
+    limits: Limits = Limits()
+    handshake_timeout: float = 300.0
+    shutdown_timeout: float = 0.0
+    """How long running requests may go on after a stop was asked for; 0 aborts them at once."""
+    log_stats: bool = True
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank <= 65535:
+            raise ConfigError(f"rank is {self.rank}; it must lie in 0 ... 65535")
+        if self.shutdown_timeout < 0:
+            raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}; it must not be negative")
+
+
+class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A client and the engines behind it. Times in seconds."""
+
+    engine: EngineConfig = EngineConfig()
+    """Template for the engines that are spawned here; `rank` and `handshake_address` are filled in."""
+    num_engines: int = 1
+    num_local_engines: int | None = None
+    """How many of them are spawned here (None: all); the others dial in."""
+    host: str | None = None
+    """TCP host for engines that dial in; None keeps everything on ipc."""
+    handshake_port: int = 0
+    startup_timeout: float = 600.0
+    close_timeout: float = 10.0
+    """How long `close` waits for an engine that was asked to stop before it is killed."""
+    socket_dir: str | None = None
+    env: dict[str, str] = {}
+    """Additional environment of the spawned engines."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_engines <= 65536:
+            raise ConfigError(f"num_engines is {self.num_engines}; it must lie in 1 ... 65536")
+        if self.num_local_engines is not None and not 0 <= self.num_local_engines <= self.num_engines:
+            raise ConfigError(f"num_local_engines is {self.num_local_engines}; it must lie in 0 ... {self.num_engines}")
+        if self.startup_timeout <= 0:
+            raise ConfigError(f"startup_timeout is {self.startup_timeout}; it must be positive")
+
+
+def home(environ: Mapping[str, str] | None = None) -> Path:
+    """Where models and caches live: $MURO_HOME, or muro/ in the user's cache directory."""
+    env = os.environ if environ is None else environ
+    if path := env.get("MURO_HOME"):
+        return Path(path).expanduser()
+    if path := env.get("XDG_CACHE_HOME"):
+        return Path(path).expanduser() / "muro"
+    return Path(env.get("HOME") or os.path.expanduser("~")) / ".cache" / "muro"
+
+
+def socket_root(environ: Mapping[str, str] | None = None) -> str:
+    """Directory below which private socket directories are made: $MURO_SOCKET_DIR, else the temp directory."""
+    env = os.environ if environ is None else environ
+    return env.get("MURO_SOCKET_DIR") or env.get("TMPDIR") or "/tmp"

@@ -1,0 +1,66 @@
+"""What the host takes (events) and gives (routed outputs). Values only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from muro.ids import ClientIndex
+from muro.wire.output import EngineCoreOutputs
+
+Routed = tuple[ClientIndex, EngineCoreOutputs]
+"""A message and where it goes: a client, or `ids.COORDINATOR`."""
+
+
+class Add(msgspec.Struct):
+    """A request that was decoded and preprocessed; `size` is what it counts against the admission limit."""
+
+    client: ClientIndex
+    request_id: str
+    wave: int
+    prepared: Any
+    size: int = 0
+
+
+class Abort(msgspec.Struct):
+    """Requests that a client wants ended. The same object lies in the fast and in the ordered queue.
+
+    `done` is set once the ordered one was applied, so that the fast one cannot hit a later request that
+    reuses an id.
+    """
+
+    client: ClientIndex
+    request_ids: list[str]
+    done: bool = False
+
+
+class Call(msgspec.Struct):
+    """A utility call."""
+
+    client: ClientIndex
+    call_id: int
+    method: str
+    args: list[Any]
+
+
+class StartWave(msgspec.Struct):
+    """Data parallel: all ranks but `exclude` start stepping for `wave`."""
+
+    wave: int
+    exclude: int | bytes | None = None
+
+
+class ExecutorFailed(msgspec.Struct):
+    """Something that the engine depends on has failed for good; the loop ends with this cause."""
+
+    cause: Any
+
+
+class Wakeup(msgspec.Struct):
+    """Nothing to do but look around."""
+
+
+WAKEUP = Wakeup()
+
+Event = Add | Abort | Call | StartWave | ExecutorFailed | Wakeup
