@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
+from muro.transport.sockets import context, flush
 from tests.support.deadline import process_ended, until
 from tests.support.leaks import Belongings, left_behind
 
@@ -31,6 +33,13 @@ def a_descriptor() -> Iterator[str]:
     yield f"descriptor {reader} -> pipe"
     os.close(reader)
     os.close(writer)
+
+
+@contextmanager
+def a_zmq_socket() -> Iterator[str]:
+    socket = context().socket(zmq.PAIR)
+    yield "descriptor "
+    socket.close()
 
 
 @contextmanager
@@ -62,7 +71,7 @@ def an_orphan() -> Iterator[str]:
     process_ended(int(done.stdout))
 
 
-@pytest.mark.parametrize("leak", [a_thread, a_descriptor, a_file, shared_memory, a_child, an_orphan])
+@pytest.mark.parametrize("leak", [a_thread, a_descriptor, a_zmq_socket, a_file, shared_memory, a_child, an_orphan])
 def test_leak_is_named(leak: Callable[[], AbstractContextManager[str]]) -> None:
     before = Belongings.now(deep=True)
     with leak() as words:
@@ -78,6 +87,13 @@ def test_what_goes_away_by_itself_is_no_leak() -> None:
     threading.Timer(0.02, looked.set).start()
     assert left_behind(before, deep=False) == []
     thread.join()
+
+
+def test_a_new_zmq_context_is_no_leak() -> None:
+    before = Belongings.now(deep=False)
+    assert flush(5.0)
+    context().socket(zmq.PAIR).close()
+    assert left_behind(before, deep=False) == []
 
 
 def test_until_returns_the_value_or_says_what_did_not_happen() -> None:

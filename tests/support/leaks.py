@@ -7,6 +7,8 @@ Invariants:
   are found too, and two sessions on one machine never accuse each other.
 - Temporary files of the session lie in one private directory (`claim_session`), for the same reason.
 - Looking through all processes costs milliseconds, so only tests that start some pay for it (`deep`).
+- The process-wide ZeroMQ context is no leak, so it is there, with its threads, whenever we look; its
+  descriptors have no names, therefore descriptors are told apart by what they point to and how often.
 """
 
 import gc
@@ -15,14 +17,19 @@ import os
 import signal
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import zmq
+
+from muro.transport.sockets import context
 from tests.support.deadline import command_line, until
 
 _TAG = "MURO_TEST_SESSION"
 _SHARED_MEMORY = Path("/dev/shm")
+_warm: "zmq.Context[zmq.Socket[bytes]] | None" = None
 
 
 def claim_session() -> Path:
@@ -42,13 +49,14 @@ class Belongings:
     """What this process holds at one moment; each item maps to words for people."""
 
     threads: dict[threading.Thread, str]
-    descriptors: dict[tuple[int, str], str]
+    descriptors: dict[tuple[str, int], str]
     processes: dict[int, str]
     files: dict[str, str]
 
     @classmethod
     def now(cls, *, deep: bool) -> "Belongings":
         """Look. `deep` also looks for processes that are not children of ours, and for shared memory."""
+        _have_context()
         found = set(_children())
         files = {str(path): f"file {path}" for path in Path(tempfile.gettempdir()).iterdir()}
         if deep:
@@ -92,15 +100,26 @@ def left_behind(before: Belongings, *, deep: bool, within: float = 5.0) -> list[
     return []
 
 
-def _descriptors() -> Iterator[tuple[tuple[int, str], str]]:
+def _descriptors() -> Iterator[tuple[tuple[str, int], str]]:
+    """(target, how many of it came before) of each open descriptor."""
     tracker = multiprocessing.resource_tracker._resource_tracker._fd
-    for name in os.listdir("/proc/self/fd"):
+    seen: Counter[str] = Counter()
+    for number in sorted(map(int, os.listdir("/proc/self/fd"))):
         try:
-            target = os.readlink(f"/proc/self/fd/{name}")
+            target = os.readlink(f"/proc/self/fd/{number}")
         except FileNotFoundError:  # the one that listdir itself used
             continue
-        if int(name) != tracker:
-            yield (int(name), target), f"descriptor {name} -> {target}"
+        if number != tracker:
+            yield (target, seen[target]), f"descriptor {number} -> {target}"
+            seen[target] += 1
+
+
+def _have_context() -> None:
+    """Make the ZeroMQ context of the process and its I/O threads, unless they are there."""
+    global _warm
+    if _warm is not context() or _warm.closed:
+        _warm = context()
+        _warm.socket(zmq.PAIR).close()
 
 
 def _children() -> Iterator[int]:
