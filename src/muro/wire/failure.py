@@ -185,7 +185,7 @@ def error_from_wire(
     return kind(f"{error.code}: {error.message}", request_id=request_id)
 
 
-def call_failure(method: str, error: BaseException) -> str:
+def call_failure_text(method: str, error: BaseException) -> str:
     """The failure message of a call that ended by `error`, in the words that vLLM uses."""
     reason = f"no operation {method!r}" if isinstance(error, UnknownOperationError) else _text(error)
     return f"Call to {method} method failed: {reason}"
