@@ -116,7 +116,7 @@ def _descriptors() -> Iterator[tuple[tuple[str, int], str]]:
 
 def _have_context() -> None:
     """Make the ZeroMQ context of the process and its I/O threads, unless they are there."""
-    global _warm
+    global _warm  # noqa: PLW0603 - there is one context per process
     if _warm is not context() or _warm.closed:
         _warm = context()
         _warm.socket(zmq.PAIR).close()
