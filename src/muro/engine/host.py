@@ -31,15 +31,12 @@ from muro.errors import (
     MuroError,
     PromptTooLongError,
     RequestError,
-    RequestFailedError,
     UnsupportedOptionError,
 )
 from muro.ids import ClientIndex, EngineRank
-from muro.wire.failure import call_failure_text, error_to_wire
+from muro.wire.failure import SHUTTING_DOWN, call_failure, error_to_wire
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
 from muro.wire.request import EngineCoreRequest
-
-SHUTTING_DOWN = "Server shutting down"
 
 
 class _Live(msgspec.Struct, gc=False):
@@ -271,7 +268,7 @@ class EngineHost:
             return self._failed_call(event, error)
 
     def _failed_call(self, event: Call, error: BaseException) -> Routed:
-        return self._answer(event, failure=call_failure_text(event.method, error))
+        return self._answer(event, failure=call_failure(event.method, error))
 
     def _answer(self, event: Call, *, value: Any = None, failure: str | None = None) -> Routed:
         result = None if failure is not None else [None, value]
@@ -302,8 +299,7 @@ def _finished(wire_id: str, reason: FinishReason) -> EngineCoreOutput:
 
 def failed_output(wire_id: str, error: BaseException) -> EngineCoreOutput:
     """The final output of a request that `error` ended."""
-    known = error if isinstance(error, RequestError) else RequestFailedError(f"{type(error).__name__}: {error}")
-    return EngineCoreOutput(wire_id, [], finish_reason=FinishReason.ERROR, error=error_to_wire(known))
+    return EngineCoreOutput(wire_id, [], finish_reason=FinishReason.ERROR, error=error_to_wire(error))
 
 
 def check_request(request: EngineCoreRequest, info: EngineInfo) -> None:
