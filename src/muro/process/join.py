@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 from muro.errors import RemoteProtocolError, StartupError
+from muro.ids import EngineRank
 from muro.transport.pump import Pump
 from muro.transport.sockets import Socket, close, connect_dealer, receive_nowait, send_nowait
 from muro.transport.wakeup import Wakeup
-from muro.ids import EngineRank
 from muro.wire.frames import identity_of
 from muro.wire.handshake import EngineHandshake, Init
 

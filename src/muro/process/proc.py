@@ -74,6 +74,10 @@ class EngineCoreProc:
         self._stop.set()
         self._inbox.wake()
 
+    def stop_requested(self) -> bool:
+        """Whether somebody asked for a stop."""
+        return self._stop_requested
+
     def start(self) -> bool:
         """Join the front-end and load the engine; False if asked to stop meanwhile. Raises what went wrong."""
         self._enter("handshake")
@@ -91,12 +95,12 @@ class EngineCoreProc:
             return self._stopped_early()
         self._enter("loading")
         engine = self._engine = self._load(self._report)
-        if self._stop_requested:
+        if self.stop_requested():
             return self._stopped_early()
         self._enter("connecting")
         self._connect(engine, init)
         self._await_receiver()
-        if self._stop_requested:
+        if self.stop_requested():
             return self._stopped_early()
         self._join.ready()
         self._lifecycle.fire(Step.READY)
@@ -175,7 +179,7 @@ class EngineCoreProc:
             self._page,
             Independent(),
             self._lifecycle,
-            stop_requested=lambda: self._stop_requested,
+            stop_requested=self.stop_requested,
             drain=config.shutdown_timeout,
         )
         self._sender = Sender(
@@ -195,7 +199,7 @@ class EngineCoreProc:
             inbox=self._inbox,
             outbox=self._outbox,
             limits=config.limits,
-            count_drop=self._page.count_drop,
+            count_drop=self._page.frame_dropped,
         )
         self._sender.start()
         self._receiver.start()
@@ -205,7 +209,7 @@ class EngineCoreProc:
         while receiver is not None and not receiver.ready.wait(READY_STEP):
             if not receiver.alive:
                 raise StartupError("input thread died during start-up", rank=self._config.rank, phase=self.phase)
-            if self._stop_requested:
+            if self.stop_requested():
                 return
 
     def _post_late(self, routed: Routed) -> None:
