@@ -126,9 +126,9 @@ def describe(context: ChildContext) -> int:
         "flags": {name: getattr(sys.flags, name) for name in context.payload["flags"]},
         "xoptions": sys._xoptions,
         "warnoptions": sys.warnoptions,
-        "env": {name: os.environ.get(name) for name in context.payload.get("env", [])},
-        "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
-        "inheritable": [int(n) for n in os.listdir("/proc/self/fd") if int(n) > 2 and _inheritable(int(n))],
+        "env": {name: os.environ.get(name) for name in context.payload.get("names", [])},
+        "descriptors": sorted(_descriptors()),
+        "inheritable": [number for number, _ in _descriptors() if number > 2 and os.get_inheritable(number)],
         "main": getattr(sys.modules["__main__"], "__file__", None),
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "group": os.getpgrp() == os.getpid(),
@@ -139,8 +139,11 @@ def describe(context: ChildContext) -> int:
     return 0
 
 
-def _inheritable(descriptor: int) -> bool:
-    try:
-        return os.get_inheritable(descriptor)
-    except OSError:  # the one that listdir itself used
-        return False
+def _descriptors() -> list[tuple[int, str]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+        except FileNotFoundError:  # the one that listdir itself used
+            continue
+    return found
