@@ -62,16 +62,6 @@ class OutputEncoder:
         finally:
             self._out.reset()
 
-    def faults(self, message: EngineCoreOutputs) -> dict[int, LocalProtocolError]:
-        """Which of a refused message's outputs are to blame, by position, so that only their requests end."""
-        found = {}
-        for position, output in enumerate(message.outputs):
-            try:
-                self.encode(EngineCoreOutputs(outputs=[output]), bytearray())
-            except LocalProtocolError as error:
-                found[position] = error
-        return found
-
     def _envelope(self, message: EngineCoreOutputs) -> tuple[Any, ...]:
         """The message in the peer's positions."""
         rows: list[tuple[Any, ...]] = []

@@ -145,13 +145,11 @@ class RequestDecoder:
     def _decode_add(self, frames: Sequence[Frame]) -> EngineCoreRequest:
         self._in.frames = frames[1:]
         try:
-            request = self._add.decode(frames[1])
+            request = self._read_add(frames[1])
             for feature in request.mm_features or ():
                 for item in (feature.data or {}).values():
                     item.data = self._in.nested(item.data, only_certain=False)
         except UNREADABLE as error:
-            if _is_old_lora(error):
-                return self._decode_add([frames[0], self._with_newest_lora(frames[1]), *frames[2:]])
             raise RemoteProtocolError(spell(f"request: {error}", EngineCoreRequest)) from error
         except ValueError as error:
             raise RemoteProtocolError(f"request: mm_features: {error}") from error
@@ -163,11 +161,16 @@ class RequestDecoder:
             raise RemoteProtocolError("request: one of prompt_token_ids and prompt_embeds must be set")
         return request
 
-    def _with_newest_lora(self, payload: Frame) -> bytes:
-        """The payload of a request whose adapter is in the layout up to 0.31, rewritten."""
+    def _read_add(self, payload: Frame) -> EngineCoreRequest:
+        """A request from its payload; one whose adapter is in the layout up to 0.31 is rewritten and read again."""
+        try:
+            return self._add.decode(payload)
+        except msgspec.ValidationError as error:
+            if f"$[{_LORA}][4]" not in str(error):
+                raise
         items: list[Any] = list(self._loose.decode(payload))
         items[_LORA] = newest_lora(msgspec.msgpack.decode(items[_LORA]))
-        return msgspec.msgpack.encode(items)
+        return self._add.decode(msgspec.msgpack.encode(items))
 
     def _decode_call(self, frames: Sequence[Frame]) -> UtilityRequest:
         self._in.frames = frames[1:]
@@ -197,8 +200,3 @@ class RequestDecoder:
             return self._loose.decode(frames[1])
         except UNREADABLE:
             return []
-
-
-def _is_old_lora(error: BaseException) -> bool:
-    """Whether a request could not be read because of what stands at position 4 of its adapter."""
-    return f"$[{_LORA}][4]" in str(error)
