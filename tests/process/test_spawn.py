@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +113,16 @@ def test_a_target_that_cannot_be_imported(target: str) -> None:
     child.close()
 
 
+def test_a_child_that_cannot_import_muro_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muro.launch.spawn.import_path", lambda: [sysconfig.get_path("stdlib")])
+    child = spawn(f"{TARGETS}:describe", {})
+    assert child.wait(20)
+    record = child.failure()
+    assert record is not None
+    assert (record.phase, record.message) == ("boot", "No module named 'muro'")
+    child.close()
+
+
 def test_terminate_is_heard(nursery: Nursery) -> None:
     child = nursery("stop_politely")
     in_phase(child, "waiting")
@@ -206,7 +217,7 @@ def test_payload_must_be_plain() -> None:
 
 def test_an_interpreter_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    with pytest.raises(StartupError, match="engine 5 did not start: /nonexistent/python cannot be run"):
+    with pytest.raises(StartupError, match=r"engine 5 did not start: no process .*'/nonexistent/python'"):
         spawn(f"{TARGETS}:describe", {}, name="engine 5")
 
 
@@ -278,6 +289,24 @@ def test_the_last_printed_line_is_there(nursery: Nursery) -> None:
     child = nursery("print_lines", lines=30_000)  # two laps
     assert child.wait(60)
     assert child.log_tail(2).splitlines()[-1].startswith("line 29999 ")
+
+
+def test_new_log(nursery: Nursery) -> None:
+    child = nursery("die_by", signal=9)
+    said = ""
+    while not child.wait(0.01):
+        said += child.new_log()
+    assert said + child.new_log() == "last words\n"
+    assert child.new_log() == ""
+
+
+@pytest.mark.parametrize(("target", "phase"), [("hold_lock", "holding"), ("wait_for_signal", "waiting")])
+def test_a_hanging_child_shows_where(nursery: Nursery, target: str, phase: str) -> None:
+    child = nursery(target)
+    in_phase(child, phase)
+    child.dump_stack()
+    assert f"in {target}" in child.log_tail()
+    assert child.poll() is None
 
 
 # --- Programs that start children --------------------------------------------------------------------------------
@@ -385,6 +414,30 @@ child.close()
 """
     assert run([str(script(source))], ROOT, PYTHONPATH=str(ROOT)).returncode == 0
     assert (tmp_path / "out").read_text().startswith('0 {"path"')
+
+
+def test_a_program_without_descriptors_left(script: Callable[[str], Path]) -> None:
+    source = f"""
+import os, resource
+from muro.errors import StartupError
+from muro.launch.shutdown import stop
+from muro.launch.spawn import spawn
+child = spawn("{TARGETS}:stop_politely", {{}})
+while child.progress().phase != "waiting":
+    pass
+before = os.listdir("/proc/self/fd")
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 2, len(before) + 2))
+for _ in range(10):
+    try:
+        spawn("{TARGETS}:describe", {{}}, name="engine 5")
+    except StartupError as error:
+        print(error, flush=True)
+assert os.listdir("/proc/self/fd") == before
+assert stop([child], 20) == [1]
+"""
+    done = run([str(script(source))], ROOT, PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("engine 5 did not start: no process could be made for it: [Errno 24]") == 10
 
 
 def test_a_status_that_somebody_else_collects(script: Callable[[str], Path]) -> None:

@@ -136,6 +136,7 @@ def test_a_silent_engine_is_given_up(front: Front, options: dict[str, Any], stag
     error = front.fails(options=options, startup_timeout=1.0, within=10.0)
     assert "engine 0 (fake) did not start: no progress for 1 s (setting: startup_timeout)" in str(error)
     assert stage in str(error)
+    assert "most recent call first" in error.log_tail  # where it stands
     assert error.exit_status is None
     assert error.pid is not None
 

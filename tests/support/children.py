@@ -70,8 +70,9 @@ def ignore_term(context: ChildContext) -> int:
 def hold_lock(context: ChildContext) -> int:
     """Sits in native code that holds the interpreter lock."""
     context.page.set_phase("holding")
-    ctypes.PyDLL(None).sleep(600)
-    return 0
+    native = ctypes.PyDLL(None)
+    while True:  # a signal ends a sleep early
+        native.sleep(600)
 
 
 def stop_politely(context: ChildContext) -> int:

@@ -182,6 +182,8 @@ class _Startup:
         for rank in self._patience.look(sights, now):
             self._tell(rank, sights[rank], now)
         if (late := self._patience.overdue(now)) is not None:
+            if late in self.children:
+                self.children[late].dump_stack()
             raise self._failed(
                 late,
                 f"no progress for {self._plan.startup_timeout:g} s (setting: startup_timeout), "

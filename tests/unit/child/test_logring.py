@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from muro.child.logring import CAPACITY, LAP, TAIL_BYTES, LogRing, create_log, read_tail
+from muro.child.logring import CAPACITY, LAP, TAIL_BYTES, LogRing, create_log, read_new, read_tail
 
 
 @pytest.fixture
@@ -85,3 +85,17 @@ def test_a_long_line_is_cut(log: int) -> None:
 def test_bytes_that_are_no_text(log: int) -> None:
     os.write(log, b"\xff\0\xfe ok\n")
     assert read_tail(log, 1) == "\ufffd\ufffd ok"
+
+
+def test_new_text_within_a_lap_and_into_the_next(log: int) -> None:
+    ring = LogRing(log)
+    assert read_new(log, 0) == ("", 0)
+    os.write(log, b"first\n")
+    assert read_new(log, 0) == ("first\n", 6)
+    os.write(log, b"x" * LAP)
+    _, seen = read_new(log, 6)
+    os.write(log, b"end of lap\n")
+    ring.set_back()
+    os.write(log, b"new lap\n")
+    assert read_new(log, seen) == ("end of lap\nnew lap\n", 8)
+    assert read_new(log, 8) == ("", 8)
