@@ -15,7 +15,7 @@ MAX_DEPTH: Final = 64
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 """What a decoder raises for bytes that it cannot read."""
-UNWRITABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, LocalProtocolError)
+UNWRITABLE: Final = (AttributeError, TypeError, ValueError, OverflowError, RecursionError, LocalProtocolError)
 """What an encoder raises for values that it cannot write."""
 
 

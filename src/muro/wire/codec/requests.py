@@ -47,7 +47,7 @@ class RequestEncoder:
         again before they are given out, so that a wrong value ends here and not in the engine.
         """
         values = msgspec.structs.astuple(request)
-        if request.lora_request is not None:
+        if isinstance(request.lora_request, LoRARequest):
             values = (*values[:_LORA], self._layout.lora(request.lora_request), *values[_LORA + 1 :])
         size = len(values)
         while size > MIN_ADD_LENGTH and values[size - 1] is None:

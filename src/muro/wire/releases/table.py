@@ -94,7 +94,8 @@ def layout_for(release: str) -> Layout:
     minor = _minor(release)
     if minor is None or minor < OLDEST_MINOR:
         raise ConfigError(
-            f'peer release {release!r} is unknown; use "auto" or one from 0.{OLDEST_MINOR} to 0.{NEWEST_MINOR}'
+            f"peer release {release!r} is unknown; "
+            f'use "auto" or one of the releases 0.{OLDEST_MINOR} to 0.{NEWEST_MINOR}'
         )
     return LAYOUTS.get(f"0.{minor}", NEWEST)
 
