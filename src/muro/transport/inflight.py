@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import zmq
 
 from muro.errors import InternalError
-from muro.transport.sockets import Frame, Socket
+from muro.transport.sockets import Frame, Socket, send_frame
 
 ZERO_COPY_BYTES = 256 << 10
 """Frames of this size and over are sent from where they lie."""
@@ -126,7 +126,7 @@ class InFlight:
                     lane.marked = lane.sent
                     lane.waiting.append(_Message(lane.sent, [_send_tracked(socket, bytes(frame), flags)], (), None))
                 else:
-                    socket.send(frame, flags)
+                    send_frame(socket, frame, flags)
         except zmq.Again as error:
             raise InternalError("an output socket refused a message although its queue is unlimited") from error
         if trackers:

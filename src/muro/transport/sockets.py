@@ -37,6 +37,10 @@ LARGE_FRAME = 64 << 10
 _DONTWAIT = int(zmq.DONTWAIT)
 _SNDMORE = int(zmq.SNDMORE) | _DONTWAIT
 
+send_frame = zmq.backend.Socket.send
+"""`send_frame(socket, frame, flags)`: `zmq.Socket.send` without its search for options that nobody here gives,
+which costs as much as the send itself."""
+
 # By process id: a fork must neither use nor finalise its parent's context, so it is never dropped.
 _contexts: dict[int, zmq.Context[Socket]] = {}
 _contexts_lock = threading.Lock()
@@ -139,7 +143,7 @@ def send_nowait(socket: Socket, frames: Sequence[Frame]) -> bool:
     last = len(frames) - 1
     for position, frame in enumerate(frames):
         try:
-            socket.send(frame, _DONTWAIT if position == last else _SNDMORE)
+            send_frame(socket, frame, _DONTWAIT if position == last else _SNDMORE)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
