@@ -20,8 +20,11 @@ from muro.process.policy import TickPolicy
 from muro.process.queues import InputQueue, OutputQueue
 from muro.transport.page import ProgressPage
 
-NO_FORWARD_YIELD = 0.001
-"""Seconds to let other threads run when there is work but no forward could be done."""
+YIELD = 0.001
+"""Seconds to let other threads run when there is work but no forward could be done, or the sender is behind."""
+AHEAD = 4
+"""Messages that may wait for the sender. A loop that runs further ahead only makes memory that nobody reads yet,
+and takes the interpreter lock from the very thread that it waits for."""
 
 
 class BusyLoop:
@@ -87,12 +90,12 @@ class BusyLoop:
         self._page.step_ended(tokens, self._host.num_live, 0)
         has_work = self._host.has_work()
         self._post(self._policy.after_step(executed, has_work))
-        if not executed and has_work:
+        if has_work and (not executed or self._outbox.qsize() > AHEAD):
             self._yield()
 
     def _yield(self) -> None:
         try:
-            event = self._inbox.get(timeout=NO_FORWARD_YIELD)
+            event = self._inbox.get(timeout=YIELD)
         except Empty:
             return
         self._apply(event)

@@ -30,12 +30,15 @@ from muro.process.queues import Control, InputQueue, OutputQueue
 from muro.process.receiver import Receiver
 from muro.process.sender import Sender
 from muro.transport.page import ProgressPage
+from muro.transport.pump import Pump
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
 from muro.wire.handshake import Features, Init, ReadyResponse
 
-READY_STEP = 10.0
-"""Seconds between two looks at the receiver while the coordinator's gate is closed."""
+READY_STEP_MS = 10_000
+"""Milliseconds between two looks at the receiver while the coordinator's gate is closed and nothing is heard."""
+GC_THRESHOLD = 20_000
+"""New objects after which the collector looks at the young ones."""
 FLUSH_TIMEOUT = 5.0
 """Seconds that the sender gets for the last messages."""
 
@@ -98,8 +101,7 @@ class EngineCoreProc:
         if self.stop_requested():
             return self._stopped_early()
         self._enter("connecting")
-        self._connect(engine, init)
-        self._await_receiver()
+        self._await_receiver(self._connect(engine, init))
         if self.stop_requested():
             return self._stopped_early()
         self._join.ready()
@@ -111,9 +113,11 @@ class EngineCoreProc:
         """Turn the busy loop until asked to stop. Raises what ended the engine."""
         if self._loop is None:
             raise InternalError("run() was called before start() had succeeded")
-        # What start-up made lives as long as the process: the collector need not look at it again.
+        # What start-up made lives as long as the process: the collector need not look at it again. What a step
+        # makes is gone soon, and none of it is in cycles: looking after every 700 objects finds nothing.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(GC_THRESHOLD, 20, 20)
         try:
             self._loop.run()
         except BaseException:
@@ -157,8 +161,8 @@ class EngineCoreProc:
         self.phase = f"loading: {phase}"
         self._page.set_phase(self.phase, percent)
 
-    def _connect(self, engine: EngineCore, init: Init) -> None:
-        """Build the host and its threads, and start them."""
+    def _connect(self, engine: EngineCore, init: Init) -> Receiver:
+        """Build the host and its threads, and start them; returns the one to wait for."""
         config, addresses = self._config, init.addresses
         engine.on_executor_failure(lambda cause: self._inbox.put(ExecutorFailed(cause)))
         admission = Admission(config.limits)
@@ -189,7 +193,7 @@ class EngineCoreProc:
             outbox=self._outbox,
             limits=config.limits,
         )
-        self._receiver = Receiver(
+        receiver = self._receiver = Receiver(
             addresses=addresses,
             identity=identity_of(EngineRank(config.rank)),
             ready_response=ready_response(host.info, init).encode(),
@@ -202,15 +206,21 @@ class EngineCoreProc:
             count_drop=self._page.frame_dropped,
         )
         self._sender.start()
-        self._receiver.start()
+        receiver.start()
+        return receiver
 
-    def _await_receiver(self) -> None:
-        receiver = self._receiver
-        while receiver is not None and not receiver.ready.wait(READY_STEP):
-            if not receiver.alive:
-                raise StartupError("input thread died during start-up", rank=self._config.rank, phase=self.phase)
-            if self.stop_requested():
-                return
+    def _await_receiver(self, receiver: Receiver) -> None:
+        """Return when the receiver is ready, however long the coordinator takes, or when a stop was asked for."""
+        pump = Pump()
+        for news in (self._stop, receiver.news):
+            pump.add(news.fileno(), lambda: None)
+        while not (receiver.ready or self.stop_requested()):
+            if receiver.failure is not None or not receiver.alive:
+                cause = f": {receiver.failure}" if receiver.failure is not None else ""
+                raise StartupError(
+                    f"input thread died during start-up{cause}", rank=self._config.rank, phase=self.phase
+                ) from receiver.failure
+            pump.poll(READY_STEP_MS)
 
     def _post_late(self, routed: Routed) -> None:
         self._outbox.put([routed])

@@ -51,16 +51,18 @@ class OutputEncoder:
         pair, ranks below 1) and for what cannot be carried, naming the place.
         """
         _check_kind(message)
-        self._out.reset()
+        out = self._out
         try:
             self._encoder.encode_into(message if self._native else self._envelope(message), buffer)
-            if self._out.met_tensors:
-                _check_logprobs(message.outputs)
-            return [buffer, *self._out.frames]
+            if not out.met_tensors:
+                return [buffer]
+            _check_logprobs(message.outputs)
+            return [buffer, *out.frames]
         except UNWRITABLE as error:
             raise LocalProtocolError(blame(message, error)) from error
         finally:
-            self._out.reset()
+            if out.met_tensors:
+                out.reset()
 
     def _envelope(self, message: EngineCoreOutputs) -> tuple[Any, ...]:
         """The message in the peer's positions."""
@@ -196,8 +198,11 @@ def _default_of(field: msgspec.structs.FieldInfo) -> Any:
 def _check_kind(message: EngineCoreOutputs) -> None:
     """Raises LocalProtocolError unless it is one batch, or one answer, or one wave notice."""
     answer = message.utility_output
+    holds_batch = bool(message.outputs or message.scheduler_stats is not None or message.finished_requests)
+    if holds_batch and answer is None and message.wave_complete is None and message.start_wave is None:
+        return  # by far the most frequent kind
     kinds = (
-        bool(message.outputs or message.scheduler_stats is not None or message.finished_requests),
+        holds_batch,
         answer is not None,
         message.wave_complete is not None,
         message.start_wave is not None,
