@@ -1,0 +1,77 @@
+"""Engines that were started elsewhere and dial in: there is no process to watch, only what they send."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from muro import EngineDeadError, SyncMPClient, connect
+from tests.support.asking import FOREVER, ask, faulty
+from tests.support.deadline import until
+
+ENGINE = """
+import sys
+from muro.config import EngineConfig
+from muro.process.main import run_headless
+where = {"local": False, "headless": True, "handshake_address": sys.argv[1]}
+sys.exit(run_headless(EngineConfig(engine="faulty", options={"step_ms": 1}, **where)))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def remote() -> Iterator[tuple[SyncMPClient, subprocess.Popen[bytes]]]:
+    port = free_port()
+    engine = subprocess.Popen(
+        [sys.executable, "-c", ENGINE, f"tcp://127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        with connect(
+            host="127.0.0.1", handshake_port=port, num_engines=1, num_local_engines=0, startup_timeout=20
+        ) as client:
+            yield client, engine
+    finally:
+        engine.kill()
+        engine.wait()
+
+
+def test_it_serves_and_outlives_its_client(remote: tuple[SyncMPClient, subprocess.Popen[bytes]]) -> None:
+    client, engine = remote
+    assert [t for o in client.generate(ask("a")) for t in o.new_token_ids] == [7, 8, 9]
+    [status] = client.engines()
+    assert (status.pid, status.progress, status.state) == (None, None, "serving")
+    client.close()
+    assert engine.poll() is None
+
+
+def test_its_announced_death_reaches_everybody(remote: tuple[SyncMPClient, subprocess.Popen[bytes]]) -> None:
+    client, _ = remote
+    beside = client.generate(ask("beside", FOREVER))
+    with pytest.raises(EngineDeadError, match="announced"):
+        list(client.generate(faulty("killer", "step:raise", FOREVER)))
+    with pytest.raises(EngineDeadError, match="announced"):
+        list(beside)
+    with pytest.raises(EngineDeadError, match="announced"):
+        client.check_health()
+
+
+def test_one_that_has_vanished_cannot_be_reached(remote: tuple[SyncMPClient, subprocess.Popen[bytes]]) -> None:
+    client, engine = remote
+    engine.kill()
+    engine.wait()
+
+    def refusal() -> EngineDeadError | None:
+        try:
+            client.generate(ask("late")).close()
+        except EngineDeadError as error:
+            return error
+        return None
+
+    assert "not connected" in until(refusal).message
