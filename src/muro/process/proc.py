@@ -117,6 +117,7 @@ class EngineCoreProc:
         # makes is gone soon, and none of it is in cycles: looking after every 700 objects finds nothing.
         gc.collect()
         gc.freeze()
+        threshold = gc.get_threshold()
         gc.set_threshold(GC_THRESHOLD, 20, 20)
         try:
             self._loop.run()
@@ -124,6 +125,7 @@ class EngineCoreProc:
             self._lifecycle.fire(Step.FAIL)
             raise
         finally:
+            gc.set_threshold(*threshold)
             gc.unfreeze()
 
     def announce_death(self) -> None:

@@ -64,8 +64,12 @@ class Receiver:
         self._decoder = RequestDecoder()
         self._stop = Wakeup()
         self._stopped = False
-        self.ready = threading.Event()
-        """Set once the ready responses are sent and the coordinator has opened the gate."""
+        self.ready = False
+        """Whether the ready responses are sent and the coordinator has opened the gate."""
+        self.failure: BaseException | None = None
+        """What ended the thread, if it ended by an error."""
+        self.news = Wakeup()
+        """Set when `ready` or `failure` has changed."""
         self._thread = threading.Thread(target=self._run, name="muro-receiver", daemon=True)
 
     @property
@@ -74,6 +78,7 @@ class Receiver:
 
     def start(self) -> None:
         self._stop.open()
+        self.news.open()
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -85,6 +90,7 @@ class Receiver:
         self._thread.join(timeout)
         if not self._thread.is_alive():
             self._stop.close()
+            self.news.close()
 
     def _run(self) -> None:
         sockets: list[Socket] = []
@@ -94,6 +100,8 @@ class Receiver:
             log.exception("the receiver thread failed")
             cause = InternalError(f"the input thread died: {type(error).__name__}: {error}")
             self._inbox.put(ExecutorFailed(cause))
+            self.failure = error
+            self.news.set()
         finally:
             for socket in sockets:
                 close(socket)
@@ -115,9 +123,13 @@ class Receiver:
             if socket is not gate:
                 send_nowait(socket, [self._ready_response])
         if gate is None:
-            self.ready.set()
+            self._open()
         while not self._stopped:
             pump.poll(None)
+
+    def _open(self) -> None:
+        self.ready = True
+        self.news.set()
 
     def _reader(self, socket: Socket, origin: ClientIndex) -> Callable[[], None]:
         def read() -> None:
@@ -132,7 +144,7 @@ class Receiver:
         def read() -> None:
             frames = receive_nowait(socket)
             if frames == [COORDINATOR_READY]:
-                self.ready.set()
+                self._open()
             elif frames is not None:
                 self._take(ClientIndex(0), frames)
 
