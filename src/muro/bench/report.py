@@ -36,7 +36,8 @@ def _round_trips(result: dict[str, Any]) -> Iterator[Line]:
 
 def _streams(result: dict[str, Any]) -> Iterator[Line]:
     bare = result["bare_generator_tokens_per_s"]
-    yield "bare generators", f"{bare:,} tokens/s", "256 streams", None
+    yield "bare generators, 256 streams", f"{bare:,} tokens/s", "", None
+    yield "  one step at a time", f"{result['bare_generator_single_tokens_per_s']:,} tokens/s", "", None
     for streams, flow in result["streams"].items():
         rate, generated = flow["tokens_per_s"], flow["generator_tokens_per_s"]
         cpu = f"CPU {flow['client_cpu_us_per_token']:.2f} + {flow['engine_cpu_us_per_token']:.2f} us"

@@ -2,8 +2,8 @@
 
 Every stream gets one token per step, each token is an output object of its own, and no steps are merged: the
 worst that an engine can do to its client. The bare generator is the comparison for the asyncio side: the same
-outputs, built beforehand, through one `asyncio.Queue` per stream into one async generator per stream, without
-any process or socket.
+outputs, built beforehand, as many at a time, through one `asyncio.Queue` per stream into one async generator per
+stream, without any process or socket.
 """
 
 from __future__ import annotations
@@ -136,8 +136,13 @@ async def measure_generators(client: AsyncEngineCoreClient, streams: int, tokens
     return meter.flow(received)
 
 
-async def measure_bare_generators(streams: int, tokens: int) -> float:
-    """Tokens per second of prebuilt outputs through asyncio queues into async generators."""
+async def measure_bare_generators(streams: int, tokens: int, steps_per_turn: int) -> float:
+    """Tokens per second of prebuilt outputs through asyncio queues into async generators.
+
+    The readers run after every `steps_per_turn` steps. An engine that is ahead of its client brings the client as
+    many messages per turn of the event loop as it reads at most (`transport.aio.BUDGET`), so that number makes the
+    fair comparison; with one step per turn every single token wakes its reader.
+    """
     length = stream_length(streams, tokens)
     steps = [
         [
@@ -163,9 +168,10 @@ async def measure_bare_generators(streams: int, tokens: int) -> float:
 
     start = perf_counter()
     tasks = [asyncio.ensure_future(read(queue)) for queue in queues]
-    for step in steps:
+    for number, step in enumerate(steps, 1):
         for queue, output in zip(queues, step, strict=True):
             queue.put_nowait(output)
-        await asyncio.sleep(0)
+        if number % steps_per_turn == 0:
+            await asyncio.sleep(0)
     received = sum(await asyncio.gather(*tasks))
     return received / (perf_counter() - start)

@@ -9,7 +9,8 @@ Keys (times in microseconds unless the name says otherwise):
     floor_us, shaped_floor_us, utility_us, utility_async_us, add_to_finish_us, add_to_finish_async_us: {p50, p99}
     streams: {"1" | "32" | "256" | "1024": {tokens_per_s, generator_tokens_per_s, backlog, generator_backlog,
         client_cpu_us_per_token, engine_cpu_us_per_token, generator_client_cpu_us_per_token}}
-    bare_generator_tokens_per_s                256 streams
+    bare_generator_tokens_per_s                256 streams, as many steps at a time as the client takes
+    bare_generator_single_tokens_per_s         the same, one step at a time
     loop_gap_us, minimal_loop_gap_us           median over forwards that sleep and forwards that burn
     loop_gaps_us, minimal_loop_gaps_us         {sleeping, burning}: the two apart
     step_to_step_us, bare_forward_us           {releasing, holding}
@@ -37,6 +38,7 @@ from muro.clients.aio import AsyncMPClient
 from muro.clients.connect import connect, connect_async
 from muro.clients.sync import SyncMPClient
 from muro.config import ConnectConfig, EngineConfig
+from muro.transport.aio import BUDGET
 
 Progress = Callable[[str], None]
 
@@ -127,6 +129,7 @@ def _streams(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     bare: list[float] = []
+    single: list[float] = []
     run = 0
     for streams in STREAMS:
         tokens = effort.tokens if streams > 1 else effort.tokens // 20
@@ -138,7 +141,8 @@ def _streams(
             batches.append(measure_batches(blocking, streams, tokens, run))
             generators.append(loop.run_until_complete(measure_generators(cooperative, streams, tokens, run)))
             if streams == BARE_STREAMS:
-                bare.append(loop.run_until_complete(measure_bare_generators(streams, tokens)))
+                bare.append(loop.run_until_complete(measure_bare_generators(streams, tokens, BUDGET)))
+                single.append(loop.run_until_complete(measure_bare_generators(streams, tokens, 1)))
         found[str(streams)] = {
             "tokens_per_s": round(median([flow.tokens_per_s for flow in batches])),
             "generator_tokens_per_s": round(median([flow.tokens_per_s for flow in generators])),
@@ -150,7 +154,11 @@ def _streams(
                 median([flow.client_cpu_us_per_token for flow in generators]), 3
             ),
         }
-    return {"streams": found, "bare_generator_tokens_per_s": round(median(bare))}
+    return {
+        "streams": found,
+        "bare_generator_tokens_per_s": round(median(bare)),
+        "bare_generator_single_tokens_per_s": round(median(single)),
+    }
 
 
 def _steps(effort: Effort, progress: Progress) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from muro.transport.sockets import Frame, Socket, receive_nowait
 
 OnFrames = Callable[[list[Frame]], None]
 
+BUDGET = 64
+"""Messages that are read from one socket in one turn of the event loop."""
+
 _POLLIN = int(zmq.POLLIN)
 
 
@@ -29,7 +32,7 @@ class AsyncReader:
         budget: messages per socket and turn.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, budget: int = 64) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, budget: int = BUDGET) -> None:
         self._loop = loop
         self._budget = budget
         self._sockets: dict[Socket, _Source] = {}
