@@ -98,3 +98,8 @@ def socket_root(environ: Mapping[str, str] | None = None) -> str:
     """Directory below which private socket directories are made: $MURO_SOCKET_DIR, else the temp directory."""
     env = os.environ if environ is None else environ
     return env.get("MURO_SOCKET_DIR") or env.get("TMPDIR") or "/tmp"
+
+
+def child_environment(additional: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a child process: this process's own with `additional` entries on top."""
+    return {**os.environ, **additional}

@@ -9,14 +9,28 @@ import msgspec
 from muro.ids import ClientIndex
 from muro.wire.output import EngineCoreOutputs
 
-Routed = tuple[ClientIndex, EngineCoreOutputs]
-"""A message and where it goes: a client, or `ids.COORDINATOR`."""
+
+class Routed(msgspec.Struct):
+    """A message and where it goes: a client, or `ids.COORDINATOR`.
+
+    `method` names the operation that a utility result belongs to, for errors about results that cannot
+    be encoded.
+    """
+
+    client: ClientIndex
+    message: EngineCoreOutputs
+    method: str = ""
 
 
 class Add(msgspec.Struct):
-    """A request that was decoded and preprocessed; `size` is what it counts against the admission limit."""
+    """A request that was decoded and preprocessed.
+
+    `client` gets the answers; `origin` is the client whose socket it came from and whose ABORT ends it
+    (they differ only for peers that speak for others). `size` in bytes counts against the admission limit.
+    """
 
     client: ClientIndex
+    origin: ClientIndex
     request_id: str
     wave: int
     prepared: Any
@@ -30,7 +44,7 @@ class Abort(msgspec.Struct):
     reuses an id.
     """
 
-    client: ClientIndex
+    origin: ClientIndex
     request_ids: list[str]
     done: bool = False
 

@@ -115,6 +115,12 @@ class Engine:
     def preprocess(self, request: EngineCoreRequest) -> Any:
         return request
 
+    def token_limit(self, request: EngineCoreRequest) -> int:
+        """How many tokens the request may get: its own limit, or what the context has left."""
+        room = max(1, self.info().max_model_len - len(request.prompt_token_ids or ()))
+        wanted = request.sampling_params.max_tokens if request.sampling_params else None
+        return room if wanted is None else min(wanted, room)
+
     def add_request(self, request_id: str, prepared: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__} must define add_request")
 

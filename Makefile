@@ -1,0 +1,92 @@
+# One command per job; the commit hooks and continuous integration call the same targets.
+# Needs Python 3.11+ with pip, make and git. Nothing is installed outside .venv.
+
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+# A name that `muro pull` knows, or a model directory.
+MODEL ?= demo
+# Further flags: `make serve ARGS="--max-model-len 2048"`, `make test ARGS="-k codec"`, `make bench ARGS=--json`.
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# One stamp per set of extras, renewed when pyproject.toml changes: a second run installs nothing.
+SERVE := $(VENV)/.installed-serve
+TEST := $(VENV)/.installed-test
+# Real foreign peers and the long fault runs have targets of their own.
+SUITE := tests --ignore=tests/interop --ignore=tests/chaos
+
+.PHONY: help setup serve test check fmt lint type imports fragment bench cases smoke-interop clean
+
+help:
+	@echo "make serve          serve the demo model on http://$(HOST):$(PORT)   (MODEL= HOST= PORT= ARGS=)"
+	@echo "make test           run every test that needs no foreign peer        (ARGS=)"
+	@echo "make check          format, lint, types, import contracts, change fragment"
+	@echo "make setup          install everything for development into $(VENV)"
+	@echo "make fmt            format and fix in place"
+	@echo "make lint | type    ruff | mypy alone"
+	@echo "make bench          measure the wall                                 (ARGS=)"
+	@echo "make cases          the failure cases at full counts"
+	@echo "make smoke-interop  real foreign peers (downloads them)"
+	@echo "make clean          remove caches and build products; $(VENV) stays"
+
+setup: $(TEST)
+
+serve: $(SERVE)
+	@if test -d "$(MODEL)"; then dir="$(MODEL)"; \
+	else out=$$($(BIN)/muro pull "$(MODEL)") || exit; dir=$$(printf '%s\n' "$$out" | tail -n 1); fi; \
+	exec $(BIN)/muro serve "$$dir" --host "$(HOST)" --port "$(PORT)" $(ARGS)
+
+test: $(TEST)
+	@$(BIN)/pytest $(SUITE) $(ARGS)
+
+check: lint type imports fragment
+
+fmt: $(TEST)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lint: $(TEST)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+type: $(TEST)
+	@$(BIN)/mypy
+
+imports: $(TEST)
+	@$(BIN)/lint-imports --no-logo
+
+fragment: $(TEST)
+	@$(BIN)/python scripts/check_fragment.py
+
+bench: $(SERVE)
+	@$(BIN)/muro bench wall $(ARGS)
+
+cases: $(TEST)
+	@MURO_FULL_COUNTS=1 $(BIN)/pytest $(SUITE) -m cases $(ARGS)
+
+smoke-interop: $(TEST)
+	@$(BIN)/pytest tests/interop $(ARGS)
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .bench
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/pip:
+	@for python in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11; do \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "Making $(VENV) with $$("$$python" --version)"; \
+			exec "$$python" -m venv $(VENV); \
+		fi; \
+	done; \
+	echo "muro needs Python 3.11 or newer and found none; name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1
+
+$(SERVE): pyproject.toml | $(BIN)/pip
+	@$(BIN)/python scripts/install.py serve,openvino,bench
+	@touch $@
+
+# The test extras contain the serving ones.
+$(TEST): pyproject.toml | $(BIN)/pip
+	@$(BIN)/python scripts/install.py test,lint
+	@touch $(SERVE) $@

@@ -1,0 +1,93 @@
+"""First code of a child process; run by file path: ``python -P boot.py module:function ... --config-fd N``.
+
+Reads the configuration, arms the life-line, takes over the parent's import path, and only then imports the
+target and calls it with a `ChildContext`. The target's return value is the exit code. The words between
+target and ``--config-fd`` are for people who look at the process list.
+
+Does not import the caller's main module, and handles no signal: until the target installs `StopSignals`,
+SIGTERM and SIGINT do what they do by default.
+
+Invariants:
+- Before the life-line is armed nothing is imported but the standard library.
+- Whatever ends the target early leaves a failure record, even if muro itself cannot be imported. The record
+  is therefore plain JSON, written here with the standard library alone (see `wire.failure.FailureRecord`).
+"""
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+ENGINE_FAILED = 10  # as in wire.failure.ExitCode, which cannot be imported before sys.path is there
+STARTUP_FAILED = 11
+RECORD_CHARS = 4096  # a record has at most 64 KiB, and a character up to 6 bytes as JSON
+
+
+def main() -> int:
+    """Run the child from its first to its last line; returns the exit code."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a mask is inherited from the thread that spawned us
+    config = _read_config(int(sys.argv[-1]))
+    phase = "boot"
+    try:
+        sys.path[:] = config["sys_path"]
+        from muro.child.lifeline import arm
+
+        arm(config["lifeline_fd"], config["parent_pid"])
+        from muro.child.context import open_context
+        from muro.child.logring import LogRing
+
+        ring = LogRing(config["log_fd"])
+        ring.take_standard_streams()
+        ring.watch()
+        faulthandler.enable()  # the last words of a native crash belong into the log
+        context = open_context(config)
+        target = _load(config["target"])
+        phase = ""
+        return int(target(context) or 0)
+    except Exception as error:
+        traceback.print_exc()
+        _leave_record(config["failure_fd"], phase, error)
+        return STARTUP_FAILED if phase else ENGINE_FAILED
+
+
+def _read_config(descriptor: int) -> dict[str, Any]:
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        config: dict[str, Any] = json.load(file)
+    for name, value in config.items():
+        if name.endswith("_fd"):
+            os.set_inheritable(value, False)  # ours alone, not for programs that the engine starts
+    return config
+
+
+def _load(target: str) -> Any:
+    module, _, function = target.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _leave_record(descriptor: int, phase: str, error: BaseException) -> None:
+    if os.fstat(descriptor).st_size:
+        return  # the target has told more precisely
+    text = "".join(traceback.format_exception(error))
+    record = {
+        "phase": phase,
+        "kind": type(error).__qualname__[:64],
+        "message": _encodable(str(error))[:RECORD_CHARS],
+        "traceback": _encodable(text)[-RECORD_CHARS:],
+        "code": getattr(error, "code", ""),
+    }
+    with contextlib.suppress(OSError):
+        os.pwrite(descriptor, json.dumps(record).encode(), 0)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()  # file names may hold lone surrogates
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""EngineHost: drives one engine for any number of clients. Pure: no socket, no thread, no clock of its own.
+
+Events go in (`apply`, `step`), routed outputs come out. The host owns what the engine must not know: which
+client a request belongs to, the ids it has there, who still waits for an answer. The rules:
+
+- Every request that was admitted ends in exactly one final output, unless its own client aborted it.
+- The engine sees internal ids, which are unique; a wire id may occur once per client.
+- What an engine raises while it takes a request or runs an operation ends that request or operation.
+  What it raises in a step ends the engine, unless it is a RequestError that names its request.
+
+`prepare` is the one method for the receiver thread; it touches no state of the loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from muro.engine.admission import Admission
+from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, Routed, StartWave, Wakeup
+from muro.engine.interface import EngineCore, EngineInfo
+from muro.engine.operations import declared_operations, find_operation
+from muro.engine.standard import StandardOperations
+from muro.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    MuroError,
+    PromptTooLongError,
+    RequestError,
+    RequestFailedError,
+    UnsupportedOptionError,
+)
+from muro.ids import ClientIndex, EngineRank
+from muro.wire.failure import call_failure_text, error_to_wire
+from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
+from muro.wire.request import EngineCoreRequest
+
+SHUTTING_DOWN = "Server shutting down"
+
+
+class _Live(msgspec.Struct, gc=False):
+    """A request that the engine is working on, and whom it belongs to."""
+
+    client: ClientIndex
+    origin: ClientIndex
+    wire_id: str
+    renamed: bool
+
+
+class EngineHost:
+    """One engine, seen from the loop.
+
+    Args:
+        engine: what to drive.
+        rank: data-parallel rank, stamped on every message.
+        name: what to call the engine in error messages.
+        admission: counts requests that have ended; the receiver counts them in.
+        clock: monotonic seconds, for time stamps.
+        post_late: takes the answer of an operation that completes later; called from any thread.
+        log_stats: whether scheduler statistics are sent.
+    """
+
+    def __init__(
+        self,
+        engine: EngineCore,
+        *,
+        rank: EngineRank,
+        name: str,
+        admission: Admission,
+        clock: Callable[[], float],
+        post_late: Callable[[Routed], None],
+        log_stats: bool = True,
+    ) -> None:
+        self._engine = engine
+        self._info = engine.info()
+        self._rank = int(rank)
+        self._name = name
+        self._admission = admission
+        self._clock = clock
+        self._post_late = post_late
+        self._log_stats = log_stats
+        self._operations = declared_operations(StandardOperations(engine)) | declared_operations(engine)
+        self._live: dict[str, _Live] = {}
+        self._by_wire: dict[tuple[ClientIndex, str], str] = {}
+        self._fast_aborts: deque[Abort] = deque()
+        self._renames = 0
+        self._stats_due = False
+        self._stopping = False
+        self._handlers: dict[type, Callable[[Any], list[Routed]]] = {
+            Add: self._add,
+            Abort: self._abort,
+            Call: self._call,
+            StartWave: lambda event: [],  # independent ranks have no waves
+            ExecutorFailed: self._executor_failed,
+            Wakeup: lambda event: [],
+        }
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def num_live(self) -> int:
+        """Requests that the engine is working on."""
+        return len(self._live)
+
+    def has_work(self) -> bool:
+        return self._engine.has_work()
+
+    def prepare(self, request: EngineCoreRequest) -> Any:
+        """Check a request and let the engine preprocess it (receiver thread).
+
+        Raises what the engine's `preprocess` raises, and RequestError for what no engine can serve.
+        """
+        check_request(request, self._info)
+        return self._engine.preprocess(request)
+
+    def rejection(self, client: ClientIndex, request_id: str, error: Exception) -> Routed:
+        """The answer to a request that never came in (receiver thread)."""
+        return self._ended(_Live(client, client, request_id, False), failed_output(request_id, error))
+
+    def abort_soon(self, event: Abort) -> None:
+        """Put an abort on the fast lane (receiver thread); the same event must follow through `apply`."""
+        self._fast_aborts.append(event)
+
+    def apply(self, event: Event) -> list[Routed]:
+        """Handle one event. Raises what ends the engine."""
+        return self._handlers[type(event)](event)
+
+    def step(self) -> tuple[list[Routed], bool]:
+        """Let the engine do one step; says whether a forward ran. Raises what ends the engine."""
+        self._stats_due = True
+        try:
+            result = self._engine.step(self._take_aborts)
+        except RequestError as error:
+            if error.request_id is None or error.request_id not in self._live:
+                raise
+            self._engine.abort_requests([error.request_id])
+            return [self._end(self._forget(error.request_id), error)], True
+        return self._route(result.outputs), result.executed
+
+    def went_idle(self) -> list[Routed]:
+        """Call before waiting for input: the fast lane is cleared, and the last statistics go out."""
+        self._fast_aborts.clear()
+        if not self._stats_due:
+            return []
+        self._stats_due = False
+        stats = self._engine.stats() if self._log_stats else None
+        return [] if stats is None else [self._routed(ClientIndex(0), scheduler_stats=stats)]
+
+    def stop_accepting(self) -> None:
+        """From now on requests end with ABORT and operations fail: the engine is going to stop."""
+        self._stopping = True
+
+    def abort_all(self) -> list[Routed]:
+        """End everything in flight with ABORT."""
+        self._engine.abort_requests(list(self._live))
+        by_client: dict[ClientIndex, list[str]] = {}
+        for live in list(self._live.values()):
+            by_client.setdefault(live.client, []).append(live.wire_id)
+        self._admission.finished(len(self._live))
+        self._live.clear()
+        self._by_wire.clear()
+        return [
+            self._routed(client, outputs=[_finished(i, FinishReason.ABORT) for i in ids], finished_requests=ids)
+            for client, ids in by_client.items()
+        ]
+
+    def _add(self, event: Add) -> list[Routed]:
+        self._admission.taken(event.size)
+        live = _Live(event.client, event.origin, event.request_id, False)
+        if self._stopping:
+            self._admission.finished()
+            return [self._ended(live, _finished(live.wire_id, FinishReason.ABORT))]
+        key = (event.origin, event.request_id)
+        if (running := self._by_wire.get(key)) is not None:
+            # Two streams under one id cannot be told apart by their reader, so the id ends as a whole.
+            self._engine.abort_requests([running])
+            self._admission.finished()
+            error = InvalidRequestError(f"request id {event.request_id!r} is already in flight")
+            return [self._end(self._forget(running), error)]
+        internal = event.request_id
+        if internal in self._live:
+            self._renames += 1
+            internal = f"{internal}#{self._renames}"
+            live.renamed = True
+        try:
+            self._engine.add_request(internal, event.prepared)
+        except Exception as error:
+            self._engine.abort_requests([internal])  # it may have been half taken
+            self._admission.finished()
+            return [self._end(live, error)]
+        self._live[internal] = live
+        self._by_wire[key] = internal
+        return []
+
+    def _abort(self, event: Abort) -> list[Routed]:
+        event.done = True
+        if ids := self._forget_wire_ids(event):
+            self._engine.abort_requests(ids)
+            self._stats_due = True
+        return []
+
+    def _take_aborts(self) -> list[str]:
+        taken: list[str] = []
+        while self._fast_aborts:
+            event = self._fast_aborts.popleft()
+            if not event.done:
+                taken += self._forget_wire_ids(event)
+        return taken
+
+    def _forget_wire_ids(self, event: Abort) -> list[str]:
+        internal_ids = []
+        for wire_id in event.request_ids:
+            internal = self._by_wire.get((event.origin, wire_id))
+            if internal is not None:
+                self._forget(internal)
+                internal_ids.append(internal)
+        return internal_ids
+
+    def _forget(self, internal: str) -> _Live:
+        live = self._live.pop(internal)
+        del self._by_wire[live.origin, live.wire_id]
+        self._admission.finished()
+        return live
+
+    def _route(self, outputs: list[EngineCoreOutput]) -> list[Routed]:
+        batches: dict[ClientIndex, list[EngineCoreOutput]] = {}
+        get_live = self._live.get
+        for output in outputs:
+            live = get_live(output.request_id)
+            if live is None:
+                continue  # aborted during the step
+            if output.finish_reason is not None:
+                self._forget(output.request_id)
+            if live.renamed:
+                output.request_id = live.wire_id
+            batch = batches.get(live.client)
+            if batch is None:
+                batches[live.client] = [output]
+            else:
+                batch.append(output)
+        routed = [self._routed(client, outputs=batch) for client, batch in batches.items()]
+        stats = self._engine.stats() if self._log_stats else None
+        if stats is not None and routed:
+            routed[0].message.scheduler_stats = stats
+        elif stats is not None:
+            routed.append(self._routed(ClientIndex(0), scheduler_stats=stats))
+        return routed
+
+    def _call(self, event: Call) -> list[Routed]:
+        if self._stopping:
+            return [self._answer(event, failure=SHUTTING_DOWN)]
+        try:
+            result = find_operation(self._operations, event.method, self._name).run(event.args)
+        except Exception as error:
+            return [self._failed_call(event, error)]
+        if isinstance(result, Future):
+            result.add_done_callback(lambda done: self._post_late(self._late_answer(event, done)))
+            return []
+        return [self._answer(event, value=result)]
+
+    def _late_answer(self, event: Call, done: Future[Any]) -> Routed:
+        try:
+            return self._answer(event, value=done.result(timeout=0))
+        except BaseException as error:  # a cancelled future raises CancelledError, and the caller must hear of it
+            return self._failed_call(event, error)
+
+    def _failed_call(self, event: Call, error: BaseException) -> Routed:
+        return self._answer(event, failure=call_failure_text(event.method, error))
+
+    def _answer(self, event: Call, *, value: Any = None, failure: str | None = None) -> Routed:
+        result = None if failure is not None else [None, value]
+        routed = self._routed(event.client, utility_output=UtilityOutput(event.call_id, failure, result))
+        routed.method = event.method
+        return routed
+
+    def _executor_failed(self, event: ExecutorFailed) -> list[Routed]:
+        cause = event.cause if isinstance(event.cause, BaseException) else None
+        if isinstance(cause, MuroError):
+            raise cause
+        raise EngineDeadError(f"the executor failed: {event.cause!r}", rank=self._rank) from cause
+
+    def _end(self, live: _Live, error: Exception) -> Routed:
+        """The final output of a request that failed; the request must be forgotten already."""
+        return self._ended(live, failed_output(live.wire_id, error))
+
+    def _ended(self, live: _Live, output: EngineCoreOutput) -> Routed:
+        return self._routed(live.client, outputs=[output], finished_requests=[live.wire_id])
+
+    def _routed(self, client: ClientIndex, **parts: Any) -> Routed:
+        return Routed(client, EngineCoreOutputs(engine_index=self._rank, timestamp=self._clock(), **parts))
+
+
+def _finished(wire_id: str, reason: FinishReason) -> EngineCoreOutput:
+    return EngineCoreOutput(wire_id, [], finish_reason=reason)
+
+
+def failed_output(wire_id: str, error: BaseException) -> EngineCoreOutput:
+    """The final output of a request that `error` ended."""
+    known = error if isinstance(error, RequestError) else RequestFailedError(f"{type(error).__name__}: {error}")
+    return EngineCoreOutput(wire_id, [], finish_reason=FinishReason.ERROR, error=error_to_wire(known))
+
+
+def check_request(request: EngineCoreRequest, info: EngineInfo) -> None:
+    """Refuse what no engine can serve. Raises RequestError."""
+    if (request.sampling_params is None) == (request.pooling_params is None):
+        raise InvalidRequestError("exactly one of sampling_params and pooling_params must be set")
+    if request.pooling_params is not None and not set(info.supported_tasks) - {"generate"}:
+        raise UnsupportedOptionError("this engine only generates; it has no pooling task", param="pooling_params")
+    if (sampling := request.sampling_params) is not None and sampling.max_tokens is not None and sampling.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens is {sampling.max_tokens}; it must be at least 1", param="max_tokens")
+    if request.prompt_embeds is None and not request.prompt_token_ids:
+        raise InvalidRequestError("the prompt is empty", param="prompt_token_ids")
+    length = len(request.prompt_token_ids or ()) or (request.prompt_embeds.shape[0] if request.prompt_embeds else 0)
+    # A prompt that fills the context leaves no room for a token; a pooling request needs none.
+    room = info.max_model_len if request.sampling_params is None else info.max_model_len - 1
+    if length > room:
+        raise PromptTooLongError(
+            f"the prompt has {length} tokens; the model takes {info.max_model_len} tokens, prompt and output together",
+            param="prompt_token_ids",
+        )

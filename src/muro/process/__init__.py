@@ -1,0 +1,1 @@
+"""The child that hosts one engine: EngineCoreProc and its threads."""

@@ -1,0 +1,112 @@
+"""The busy loop: take input, step, post outputs. Knows no socket, no signal, no data parallelism.
+
+Invariants:
+- Everything of the engine but `preprocess` happens on the thread that runs this loop.
+- Idle means blocked on the input queue: no polling, no CPU. Whoever wants the loop's attention, a signal
+  handler included, puts an event.
+- While there is work the input queue is emptied without blocking between two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from queue import Empty
+
+from muro.engine.events import Event, Routed
+from muro.engine.host import EngineHost
+from muro.process.lifecycle import Lifecycle, State
+from muro.process.policy import TickPolicy
+from muro.process.queues import InputQueue, OutputQueue
+from muro.transport.page import ProgressPage
+
+NO_FORWARD_YIELD = 0.001
+"""Seconds to let other threads run when there is work but no forward could be done."""
+
+
+class BusyLoop:
+    """Turns until the lifecycle has ended.
+
+    Args:
+        stop_requested: whether somebody asked for a stop (a signal was recorded).
+        drain: seconds that running requests get after that.
+    """
+
+    def __init__(
+        self,
+        host: EngineHost,
+        inbox: InputQueue,
+        outbox: OutputQueue,
+        page: ProgressPage,
+        policy: TickPolicy,
+        lifecycle: Lifecycle,
+        *,
+        stop_requested: Callable[[], bool],
+        drain: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host = host
+        self._inbox = inbox
+        self._outbox = outbox
+        self._page = page
+        self._policy = policy
+        self._lifecycle = lifecycle
+        self._stop_requested = stop_requested
+        self._drain = drain
+        self._clock = clock
+
+    def run(self) -> None:
+        """Run until stopped. Raises what ends the engine."""
+        while not self._lifecycle.ended:
+            self._take_input()
+            if self._stop_requested():
+                self._stop()
+            elif self._host.has_work():
+                self._step()
+
+    def reject_rest(self) -> None:
+        """After the end: everything that is still queued gets its answer."""
+        while not self._inbox.empty():
+            self._apply(self._inbox.get_nowait())
+
+    def _take_input(self) -> None:
+        inbox = self._inbox
+        if not self._host.has_work() and not self._stop_requested():
+            self._post(self._host.went_idle())
+            self._apply(inbox.get())
+        while not inbox.empty():
+            self._apply(inbox.get_nowait())
+
+    def _step(self) -> None:
+        self._page.step_started()
+        routed, executed = self._host.step()
+        self._post(routed)
+        tokens = sum(len(r.message.outputs) for r in routed)
+        self._page.step_ended(tokens, self._host.num_live, 0)
+        has_work = self._host.has_work()
+        self._post(self._policy.after_step(executed, has_work))
+        if not executed and has_work:
+            self._yield()
+
+    def _yield(self) -> None:
+        try:
+            self._apply(self._inbox.get(timeout=NO_FORWARD_YIELD))
+        except Empty:
+            pass
+
+    def _stop(self) -> None:
+        """A stop was asked for: drain if there is time for it, then abort what is left."""
+        self._host.stop_accepting()
+        self._lifecycle.ask_to_stop(self._clock(), self._drain)
+        if self._lifecycle.state is State.DRAINING and self._host.has_work():
+            self._step()
+        self._lifecycle.tick(self._clock(), idle=not self._host.has_work())
+        if self._lifecycle.ended:
+            self._post(self._host.abort_all())
+
+    def _apply(self, event: Event) -> None:
+        self._post(self._host.apply(event))
+
+    def _post(self, routed: list[Routed]) -> None:
+        if routed:
+            self._outbox.put(routed)

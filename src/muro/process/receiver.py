@@ -1,0 +1,196 @@
+"""process_input_sockets: the thread that reads what clients send.
+
+Invariants:
+- Makes and closes its own sockets; nobody else touches them.
+- Sends the ready response on every input socket before anything else, then waits for the coordinator's gate.
+- Decodes, admits, and calls only `host.prepare` of the engine. What fails here costs one message: a request
+  that can be identified is answered with ERROR, the rest is counted and dropped.
+- If it ends by an error, the loop hears of it as an event and the engine fails; it never ends silently.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from muro.config import Limits
+from muro.engine.admission import Admission
+from muro.engine.events import Abort, Add, Call, ExecutorFailed, StartWave
+from muro.engine.host import EngineHost
+from muro.errors import BodyTooLargeError, InternalError, InvalidRequestError
+from muro.ids import ClientIndex
+from muro.process.peers import PeerLayouts
+from muro.process.queues import InputQueue, OutputQueue
+from muro.transport.pump import Pump
+from muro.transport.sockets import Socket, close, connect_dealer, connect_xsub, receive_nowait, send_nowait
+from muro.transport.wakeup import Wakeup
+from muro.wire.codec import RequestDecoder
+from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
+from muro.wire.frames import COORDINATOR_READY, SUBSCRIBE
+from muro.wire.handshake import Addresses
+from muro.wire.request import EngineCoreRequest
+
+MESSAGES_PER_TURN = 64
+"""Messages read from one socket before the others get their turn."""
+
+log = logging.getLogger(__name__)
+
+
+class Receiver:
+    """Reads every client's input socket and fills the input queue."""
+
+    def __init__(
+        self,
+        *,
+        addresses: Addresses,
+        identity: bytes,
+        ready_response: bytes,
+        host: EngineHost,
+        admission: Admission,
+        peers: PeerLayouts,
+        inbox: InputQueue,
+        outbox: OutputQueue,
+        limits: Limits,
+        count_drop: Callable[[], None],
+    ) -> None:
+        self._addresses = addresses
+        self._identity = identity
+        self._ready_response = ready_response
+        self._host = host
+        self._admission = admission
+        self._peers = peers
+        self._inbox = inbox
+        self._outbox = outbox
+        self._limits = limits
+        self._count_drop = count_drop
+        self._decoder = RequestDecoder()
+        self._stop = Wakeup()
+        self._stopped = False
+        self._gate_open = addresses.coordinator_input is None
+        self.ready = threading.Event()
+        """Set once the ready responses are sent and the coordinator has opened the gate."""
+        self._thread = threading.Thread(target=self._run, name="muro-receiver", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the thread and close its sockets. Idempotent."""
+        self._stopped = True
+        if self._thread.ident is not None:
+            self._stop.set()
+            self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self._stop.close()
+
+    def _run(self) -> None:
+        sockets: list[Socket] = []
+        try:
+            self._serve(sockets)
+        except BaseException as error:
+            log.exception("the receiver thread failed")
+            cause = InternalError(f"the input thread died: {type(error).__name__}: {error}")
+            self._inbox.put(ExecutorFailed(cause))
+        finally:
+            for socket in sockets:
+                close(socket)
+
+    def _serve(self, sockets: list[Socket]) -> None:
+        pump = Pump()
+        pump.add(self._stop.fileno(), self._stop.clear)
+        for index, address in enumerate(self._addresses.inputs):
+            socket = connect_dealer(address, self._identity, max_message_bytes=self._limits.max_message_bytes * 4)
+            sockets.append(socket)
+            pump.add(socket, self._reader(socket, ClientIndex(index)))
+        gate = None
+        if self._addresses.coordinator_input is not None:
+            gate = connect_xsub(self._addresses.coordinator_input, self._identity)
+            sockets.append(gate)
+            pump.add(gate, self._gate_reader(gate))
+            send_nowait(gate, [SUBSCRIBE])
+        for socket in sockets:
+            if socket is not gate:
+                send_nowait(socket, [self._ready_response])
+        if self._gate_open:
+            self.ready.set()
+        while not self._stopped:
+            pump.poll(None)
+
+    def _reader(self, socket: Socket, origin: ClientIndex) -> Callable[[], None]:
+        def read() -> None:
+            for _ in range(MESSAGES_PER_TURN):
+                frames = receive_nowait(socket)
+                if frames is None:
+                    return
+                self._take(origin, frames)
+
+        return read
+
+    def _gate_reader(self, socket: Socket) -> Callable[[], None]:
+        def read() -> None:
+            while (frames := receive_nowait(socket)) is not None:
+                if frames == [COORDINATOR_READY]:
+                    self._gate_open = True
+                    self.ready.set()
+                else:
+                    self._take(ClientIndex(0), frames)
+
+        return read
+
+    def _take(self, origin: ClientIndex, frames: Sequence[bytes]) -> None:
+        try:
+            message = self._decoder.decode(frames)
+        except Exception as error:  # not only RemoteProtocolError: no message may end this thread
+            self._refuse(origin, frames, error)
+            return
+        match message:
+            case EngineCoreRequest():
+                self._peers.learn(origin, self._decoder.add_length(frames))
+                self._add(origin, message, sum(map(len, frames)))
+            case AbortRequest():
+                event = Abort(origin, message.request_ids)
+                self._host.abort_soon(event)
+                self._inbox.put(event)
+            case UtilityRequest():
+                client = self._client(message.client_index, origin)
+                self._inbox.put(Call(client, message.call_id, message.method, message.args))
+            case StartDPWave():
+                self._inbox.put(StartWave(message.wave, message.exclude))
+
+    def _add(self, origin: ClientIndex, request: EngineCoreRequest, size: int) -> None:
+        client = self._client(request.client_index, origin)
+        try:
+            if request.client_index != client:
+                raise InvalidRequestError(
+                    f"client_index is {request.client_index}, but there are {len(self._addresses.outputs)} clients"
+                )
+            if size > self._limits.max_message_bytes:
+                raise BodyTooLargeError(f"the request has {size} bytes; the limit is {self._limits.max_message_bytes}")
+            self._admission.check(size)
+            prepared = self._host.prepare(request)
+        except Exception as error:
+            self._reject(client, request.request_id, error)
+            return
+        self._admission.admit(size)
+        self._inbox.put(Add(client, origin, request.request_id, request.current_wave, prepared, size))
+
+    def _refuse(self, origin: ClientIndex, frames: Sequence[bytes], error: Exception) -> None:
+        """A message that is not the protocol: answer it if it is a request that can be identified."""
+        known = self._decoder.salvage(frames)
+        if known is None:
+            self._count_drop()
+            return
+        request_id, client_index = known
+        self._reject(self._client(client_index, origin), request_id, InvalidRequestError(str(error)))
+
+    def _reject(self, client: ClientIndex, request_id: str, error: Exception) -> None:
+        self._outbox.put([self._host.rejection(client, request_id, error)])
+
+    def _client(self, client_index: int, origin: ClientIndex) -> ClientIndex:
+        """Where answers go: where the peer says, or back to where the message came from."""
+        return ClientIndex(client_index) if 0 <= client_index < len(self._addresses.outputs) else origin

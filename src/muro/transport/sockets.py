@@ -1,0 +1,225 @@
+"""Sockets: the one place where they are made and where their options are set (protocol section 2).
+
+Nothing here blocks but `flush`. Every queue of libzmq is unlimited (high-water mark 0): who sends too much is
+the business of admission (towards an engine) and of `transport.inflight` (towards a client), not of a send
+that blocks. Two choices differ from vLLM's and are invisible to a peer: our ROUTERs are *mandatory*, so a
+message to an identity that is not connected is refused instead of lost; and no kernel buffers are enlarged,
+because what lies in them cannot be counted.
+
+A socket belongs to one thread at a time. Handing it over needs a full barrier (a queue, a join).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import zmq
+
+from muro.errors import ConfigError, InternalError
+from muro.transport.endpoint import Endpoint, parse_address, resolve
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
+Frame: TypeAlias = "bytes | bytearray | memoryview"
+
+HANDSHAKE_LINGER_MS = 5000
+"""How long a closed handshake DEALER goes on trying to say its last words."""
+OUTPUT_LINGER_MS = 4000
+"""The same for an output PUSH."""
+
+LARGE_FRAME = 64 << 10
+"""Received frames of this size and over are handed out where they lie instead of being copied."""
+
+# Plain ints: combining pyzmq's flag enums costs more than a send.
+_DONTWAIT = int(zmq.DONTWAIT)
+_SNDMORE = int(zmq.SNDMORE) | _DONTWAIT
+
+# By process id: a fork must neither use nor finalise its parent's context, so it is never dropped.
+_contexts: dict[int, zmq.Context[Socket]] = {}
+_contexts_lock = threading.Lock()
+
+
+def context() -> zmq.Context[Socket]:
+    """The context of this process, with one I/O thread; a forked child gets one of its own."""
+    pid = os.getpid()
+    found = _contexts.get(pid)
+    if found is None or found.closed:
+        with _contexts_lock:
+            found = _contexts.get(pid)
+            if found is None or found.closed:
+                found = _contexts[pid] = zmq.Context()
+    return found
+
+
+def flush(timeout: float) -> bool:
+    """Wait until what closed sockets had to say has left or their linger has ended; the last act of a process.
+
+    Without it the interpreter's exit cuts off what still lingers. Close all sockets first: one that is still
+    open keeps the answer False. Blocks at most `timeout` seconds; afterwards a new context is made on demand.
+    """
+    with _contexts_lock:
+        found = _contexts.pop(os.getpid(), None)
+    if found is None or found.closed:
+        return True
+    # `term` cannot be given a time limit, so a thread that may be left behind does the waiting.
+    waiter = threading.Thread(target=found.term, name="muro-flush", daemon=True)
+    waiter.start()
+    waiter.join(timeout)
+    if waiter.is_alive():
+        _contexts[-os.getpid()] = found  # kept referenced: its finaliser would block
+        return False
+    return True
+
+
+def bind_router(address: str, *, handover: bool = False, linger_ms: int = 0, max_bytes: int | None = None) -> Socket:
+    """A ROUTER: the handshake socket, or one front-end's input socket.
+
+    Args:
+        address: see `endpoint.ipc_endpoint` and `endpoint.tcp_endpoint`.
+        handover: whether a new peer takes over an identity whose old connection still lives.
+        linger_ms: how long messages that were not yet sent live on after `close`.
+        max_bytes: a peer that sends a larger frame is disconnected.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    socket = _socket(zmq.ROUTER, linger_ms, max_bytes)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, int(handover))
+    return _bind(socket, address)
+
+
+def bind_pull(address: str, *, max_bytes: int | None = None) -> Socket:
+    """A PULL: one front-end's output socket, or the coordinator's. Raises ConfigError."""
+    return _bind(_socket(zmq.PULL, 0, max_bytes), address)
+
+
+def bind_xpub(address: str, *, verbose: bool = True, linger_ms: int = 0) -> Socket:
+    """An XPUB of the coordinator; verbose: every repeated subscription is delivered. Raises ConfigError."""
+    socket = _socket(zmq.XPUB, linger_ms, None, unlimited=False)
+    socket.setsockopt(zmq.XPUB_VERBOSE, int(verbose))
+    return _bind(socket, address)
+
+
+def connect_dealer(
+    address: str, identity: bytes, *, linger_ms: int = HANDSHAKE_LINGER_MS, max_bytes: int | None = None
+) -> Socket:
+    """A DEALER that carries an engine's identity. Raises ConfigError if the address makes no sense."""
+    socket = _socket(zmq.DEALER, linger_ms, max_bytes)
+    socket.setsockopt(zmq.ROUTING_ID, identity)
+    return _connect(socket, address)
+
+
+def connect_push(address: str, *, linger_ms: int = OUTPUT_LINGER_MS) -> Socket:
+    """A PUSH towards one front-end or the coordinator; takes messages before the connection stands."""
+    return _connect(_socket(zmq.PUSH, linger_ms, None), address)
+
+
+def connect_xsub(address: str, identity: bytes | None = None, *, linger_ms: int = 0) -> Socket:
+    """An XSUB: an engine's ear to the coordinator (with its identity), or a front-end's (without)."""
+    socket = _socket(zmq.XSUB, linger_ms, None, unlimited=False)
+    if identity is not None:
+        socket.setsockopt(zmq.ROUTING_ID, identity)
+    return _connect(socket, address)
+
+
+def bound_address(socket: Socket) -> str:
+    """Where a bound socket really listens: the port is a real one, an IPv6 host is in brackets."""
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def send_nowait(socket: Socket, frames: Sequence[Frame]) -> bool:
+    """Send one message; the frames may be reused as soon as this returns.
+
+    False if it cannot be taken: for a ROUTER, the identity in front is not connected. Nothing was sent then.
+    """
+    last = len(frames) - 1
+    for position, frame in enumerate(frames):
+        try:
+            socket.send(frame, _DONTWAIT if position == last else _SNDMORE)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            if position:
+                raise InternalError(f"frame {position} was refused after those before it were taken") from error
+            return False
+    return True
+
+
+def receive_nowait(socket: Socket) -> list[Frame] | None:
+    """One whole message, or None if there is none. Frames of `LARGE_FRAME` and over are memoryviews.
+
+    An empty hand costs several microseconds (an exception): ask after a poll said that there is something.
+    """
+    try:
+        frame = socket.recv(_DONTWAIT, False)
+    except zmq.Again:
+        return None
+    frames: list[Frame] = []
+    while True:
+        frames.append(frame.bytes if len(frame) < LARGE_FRAME else frame.buffer)
+        if not frame.more:
+            return frames
+        frame = socket.recv(_DONTWAIT, False)  # libzmq delivers a message whole: the rest is there
+
+
+def close(socket: Socket, linger_ms: int | None = None) -> None:
+    """Close; unsent messages live on for `linger_ms` (None: as the socket was made). May be called twice."""
+    socket.close(linger_ms)
+
+
+def _socket(kind: int, linger_ms: int, max_bytes: int | None, *, unlimited: bool = True) -> Socket:
+    socket = context().socket(kind)
+    socket.setsockopt(zmq.LINGER, linger_ms)
+    if unlimited:
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+    if max_bytes is not None:
+        socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+    return socket
+
+
+def _bind(socket: Socket, address: str) -> Socket:
+    try:
+        endpoint = resolve(parse_address(address))
+        _set_family(socket, endpoint)
+        socket.bind(endpoint.address)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise ConfigError(_cannot_bind(address, error)) from error
+    except BaseException:
+        socket.close(0)
+        raise
+    return socket
+
+
+def _connect(socket: Socket, address: str) -> Socket:
+    try:
+        endpoint = parse_address(address)
+        _set_family(socket, endpoint)
+        socket.connect(endpoint.address)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise ConfigError(f"cannot connect to {address}: {error.strerror}") from error
+    except BaseException:
+        socket.close(0)
+        raise
+    return socket
+
+
+def _set_family(socket: Socket, endpoint: Endpoint) -> None:
+    if endpoint.is_ipv6:
+        socket.setsockopt(zmq.IPV6, 1)
+
+
+def _cannot_bind(address: str, error: zmq.ZMQError) -> str:
+    hint = {
+        zmq.EADDRINUSE: "another process listens there; choose another port, or 0 for any free one",
+        zmq.EADDRNOTAVAIL: "that address is not one of this machine's",
+        errno.ENODEV: "that address is not one of this machine's",
+        errno.EACCES: "permission denied",
+    }.get(error.errno or 0, error.strerror or str(error))
+    return f"cannot listen on {address}: {hint}"

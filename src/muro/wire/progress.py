@@ -1,0 +1,138 @@
+"""Layout of the progress page: what an engine process shows of itself without a message (house protocol, local only).
+
+A page of shared memory is written by the engine process and read by its parent, even when the engine's
+interpreter is stuck. This file says which bytes mean what; mapping the memory is `transport.page`.
+
+Each section is written by one thread at a time, with one `pack_into`, between two copies of a sequence number.
+A reader takes a copy of the page, then another: only if both are equal and each section's two numbers agree
+is it whole. (The numbers alone do not suffice: a writer can overtake a reader within a section.)
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from muro.errors import RemoteProtocolError
+
+PAGE_SIZE: Final = 4096
+MAGIC: Final = 0x6D75726F_70616765  # "muropage"
+VERSION: Final = 1
+MAX_PHASE_BYTES: Final = 32
+
+
+class Section:
+    """Some fields of the page, between two copies of a sequence number. `offset` is in bytes."""
+
+    __slots__ = ("offset", "pack_into", "size", "unpack_from")
+
+    def __init__(self, offset: int, fields: str) -> None:
+        layout = struct.Struct(f"<Q{fields}Q")
+        self.offset: Final = offset
+        self.size: Final = layout.size
+        self.pack_into: Final = layout.pack_into
+        """`pack_into(page, offset, sequence, *fields, sequence)`; count the sequence up with each write."""
+        self.unpack_from: Final = layout.unpack_from
+
+
+HEADER: Final = Section(0, "QIIII")
+"""magic, version, pid, generation, padding; written once."""
+PHASE: Final = Section(64, f"dqI{MAX_PHASE_BYTES}s")
+"""per cent (0 ... 100), since when (ns), length of the text, text."""
+STARTED: Final = Section(192, "Qq")
+"""steps started, when the last one started (ns)."""
+ENDED: Final = Section(256, "QqQII")
+"""steps ended, when the last one ended (ns), tokens put out since the start, requests running, waiting."""
+DROPPED: Final = Section(320, "Q")
+"""frames that were not the protocol, dropped since the start."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine process shows of itself. Times are CLOCK_MONOTONIC nanoseconds, 0 for "never"."""
+
+    pid: int = 0
+    generation: int = 0
+    phase: str = ""
+    percent: float = 0.0
+    phase_since_ns: int = 0
+    steps_started: int = 0
+    steps_ended: int = 0
+    step_started_ns: int = 0
+    step_ended_ns: int = 0
+    tokens_out: int = 0
+    running: int = 0
+    waiting: int = 0
+    dropped_frames: int = 0
+
+    @property
+    def stepping(self) -> bool:
+        """Whether a step was under way."""
+        return self.steps_started > self.steps_ended
+
+
+def phase_bytes(text: str) -> bytes:
+    """A phase's name as it goes into the page: UTF-8, cut at a character border to fit."""
+    return text.encode("utf-8", "replace")[:MAX_PHASE_BYTES].decode("utf-8", "ignore").encode()
+
+
+def pack(progress: Progress) -> bytes:
+    """A whole page that shows `progress`."""
+    page = bytearray(PAGE_SIZE)
+    text = phase_bytes(progress.phase)
+    rows: tuple[tuple[Section, tuple[int | float | bytes, ...]], ...] = (
+        (HEADER, (MAGIC, VERSION, progress.pid, progress.generation, 0)),
+        (PHASE, (progress.percent, progress.phase_since_ns, len(text), text)),
+        (STARTED, (progress.steps_started, progress.step_started_ns)),
+        (
+            ENDED,
+            (
+                progress.steps_ended,
+                progress.step_ended_ns,
+                progress.tokens_out,
+                progress.running,
+                progress.waiting,
+            ),
+        ),
+        (DROPPED, (progress.dropped_frames,)),
+    )
+    for section, values in rows:
+        section.pack_into(page, section.offset, 1, *values, 1)
+    return bytes(page)
+
+
+def unpack(page: bytes) -> Progress | None:
+    """What a copy of the page shows, or None if it was copied while being written.
+
+    A page that was never written (all zero) shows an empty `Progress`. Raises RemoteProtocolError if it is
+    not a progress page, or one of another version.
+    """
+    if len(page) < PAGE_SIZE:
+        raise RemoteProtocolError(f"progress page of {len(page)} bytes; it must have {PAGE_SIZE}")
+    found = []
+    for section in (HEADER, PHASE, STARTED, ENDED, DROPPED):
+        first, *values, last = section.unpack_from(page, section.offset)
+        if first != last:
+            return None
+        found.append(values)
+    (magic, version, pid, generation, _), (percent, since, length, text), started, ended, (dropped,) = found
+    if magic == 0 and version == 0:
+        return Progress()
+    if magic != MAGIC or version != VERSION:
+        raise RemoteProtocolError(f"not a progress page of version {VERSION}: magic {magic:#x}, version {version}")
+    return Progress(
+        pid=pid,
+        generation=generation,
+        phase=text[: min(length, MAX_PHASE_BYTES)].decode("utf-8", "replace"),
+        percent=percent,
+        phase_since_ns=since,
+        steps_started=started[0],
+        steps_ended=ended[0],
+        step_started_ns=started[1],
+        step_ended_ns=ended[1],
+        tokens_out=ended[2],
+        running=ended[3],
+        waiting=ended[4],
+        dropped_frames=dropped,
+    )
