@@ -6,9 +6,10 @@ import inspect
 
 import msgspec
 import pytest
+from openai.types.shared import ErrorObject
+
 from muro import errors
 from muro.server.errors import reply, reply_to
-from openai.types.shared import ErrorObject
 
 ALL = [
     kind

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
+
 from muro.server.schemas.chat import ChatCompletionChunk, ChunkChoice, Delta
 from muro.server.schemas.completions import Completion, CompletionChoice
 from muro.server.sse import DONE, TextEvents, event
-from openai._streaming import SSEDecoder
 
 any_text = st.text(st.characters(codec="utf-8"))
 

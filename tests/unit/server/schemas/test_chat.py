@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from openai.types import chat
+
 from muro.errors import InvalidRequestError
 from muro.server.schemas.chat import (
     ChatChoice,
@@ -17,7 +19,6 @@ from muro.server.schemas.chat import (
 )
 from muro.server.schemas.request import decode_request
 from muro.server.schemas.usage import Usage
-from openai.types import chat
 
 
 def request(**options: object) -> ChatCompletionRequest:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import openai.types
 import pytest
+
 from muro.errors import InvalidRequestError
 from muro.server.schemas.completions import Completion, CompletionChoice, CompletionRequest, prompts_of
 from muro.server.schemas.request import decode_request

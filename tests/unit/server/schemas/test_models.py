@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import openai.types
+
 from muro.server.schemas.models import ModelCard, ModelList
 
 

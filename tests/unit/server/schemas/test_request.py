@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from muro.errors import InvalidRequestError, UnsupportedOptionError
 from muro.server.schemas.chat import ChatCompletionRequest
 from muro.server.schemas.completions import CompletionRequest
