@@ -44,7 +44,7 @@ def main() -> int:
         ring = LogRing(config["log_fd"])
         ring.take_standard_streams()
         ring.watch()
-        faulthandler.enable()  # the last words of a native crash belong into the log
+        faulthandler.enable(all_threads=False)  # last words of a native crash; the log's tail holds one thread
         context = open_context(config)
         target = _load(config["target"])
         phase = ""

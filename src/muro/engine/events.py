@@ -65,6 +65,12 @@ class StartWave(msgspec.Struct):
     exclude: int | bytes | None = None
 
 
+class DropClient(msgspec.Struct):
+    """A client does not read: all its requests end with ABORT."""
+
+    client: ClientIndex
+
+
 class ExecutorFailed(msgspec.Struct):
     """Something that the engine depends on has failed for good; the loop ends with this cause."""
 
@@ -77,4 +83,4 @@ class Wakeup(msgspec.Struct):
 
 WAKEUP = Wakeup()
 
-Event = Add | Abort | Call | StartWave | ExecutorFailed | Wakeup
+Event = Add | Abort | Call | StartWave | DropClient | ExecutorFailed | Wakeup

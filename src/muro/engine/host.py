@@ -14,14 +14,14 @@ client a request belongs to, the ids it has there, who still waits for an answer
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 
 from muro.engine.admission import Admission
-from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, Routed, StartWave, Wakeup
+from muro.engine.events import Abort, Add, Call, DropClient, Event, ExecutorFailed, Routed, StartWave, Wakeup
 from muro.engine.interface import EngineCore, EngineInfo
 from muro.engine.operations import declared_operations, find_operation
 from muro.engine.standard import StandardOperations
@@ -31,15 +31,12 @@ from muro.errors import (
     MuroError,
     PromptTooLongError,
     RequestError,
-    RequestFailedError,
     UnsupportedOptionError,
 )
 from muro.ids import ClientIndex, EngineRank
-from muro.wire.failure import call_failure_text, error_to_wire
+from muro.wire.failure import SHUTTING_DOWN, call_failure_text, error_to_wire
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
 from muro.wire.request import EngineCoreRequest
-
-SHUTTING_DOWN = "Server shutting down"
 
 
 class _Live(msgspec.Struct, gc=False):
@@ -95,6 +92,7 @@ class EngineHost:
             Abort: self._abort,
             Call: self._call,
             StartWave: lambda event: [],  # independent ranks have no waves
+            DropClient: lambda event: self._end_all({i for i, e in self._live.items() if e.client == event.client}),
             ExecutorFailed: self._executor_failed,
             Wakeup: lambda event: [],
         }
@@ -158,13 +156,15 @@ class EngineHost:
 
     def abort_all(self) -> list[Routed]:
         """End everything in flight with ABORT."""
-        self._engine.abort_requests(list(self._live))
+        return self._end_all(list(self._live))
+
+    def _end_all(self, internal_ids: Collection[str]) -> list[Routed]:
+        self._engine.abort_requests(internal_ids)
+        self._stats_due = True
         by_client: dict[ClientIndex, list[str]] = {}
-        for live in list(self._live.values()):
+        for internal in internal_ids:
+            live = self._forget(internal)
             by_client.setdefault(live.client, []).append(live.wire_id)
-        self._admission.finished(len(self._live))
-        self._live.clear()
-        self._by_wire.clear()
         return [
             self._routed(client, outputs=[_finished(i, FinishReason.ABORT) for i in ids], finished_requests=ids)
             for client, ids in by_client.items()
@@ -302,8 +302,7 @@ def _finished(wire_id: str, reason: FinishReason) -> EngineCoreOutput:
 
 def failed_output(wire_id: str, error: BaseException) -> EngineCoreOutput:
     """The final output of a request that `error` ended."""
-    known = error if isinstance(error, RequestError) else RequestFailedError(f"{type(error).__name__}: {error}")
-    return EngineCoreOutput(wire_id, [], finish_reason=FinishReason.ERROR, error=error_to_wire(known))
+    return EngineCoreOutput(wire_id, [], finish_reason=FinishReason.ERROR, error=error_to_wire(error))
 
 
 def check_request(request: EngineCoreRequest, info: EngineInfo) -> None:
@@ -312,7 +311,11 @@ def check_request(request: EngineCoreRequest, info: EngineInfo) -> None:
         raise InvalidRequestError("exactly one of sampling_params and pooling_params must be set")
     if request.pooling_params is not None and not set(info.supported_tasks) - {"generate"}:
         raise UnsupportedOptionError("this engine only generates; it has no pooling task", param="pooling_params")
-    if (sampling := request.sampling_params) is not None and sampling.max_tokens is not None and sampling.max_tokens < 1:
+    if (
+        (sampling := request.sampling_params) is not None
+        and sampling.max_tokens is not None
+        and sampling.max_tokens < 1
+    ):
         raise InvalidRequestError(f"max_tokens is {sampling.max_tokens}; it must be at least 1", param="max_tokens")
     if request.prompt_embeds is None and not request.prompt_token_ids:
         raise InvalidRequestError("the prompt is empty", param="prompt_token_ids")

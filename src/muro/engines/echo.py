@@ -11,7 +11,7 @@ from muro.wire.request import EngineCoreRequest
 LENGTH = FinishReason.LENGTH
 
 
-class EchoEngine(Engine):
+class EchoEngine(Engine):  # noqa: D101 - the module's docstring
     def __init__(self) -> None:
         self._left: dict[str, list[int]] = {}  # what each request has still to say, last token first
 

@@ -17,6 +17,8 @@ from muro.errors import InternalError
 
 
 class State(enum.Enum):
+    """Where an engine process is in its life."""
+
     STARTING = "starting"
     RUNNING = "running"
     DRAINING = "draining"

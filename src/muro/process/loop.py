@@ -90,9 +90,10 @@ class BusyLoop:
 
     def _yield(self) -> None:
         try:
-            self._apply(self._inbox.get(timeout=NO_FORWARD_YIELD))
+            event = self._inbox.get(timeout=NO_FORWARD_YIELD)
         except Empty:
-            pass
+            return
+        self._apply(event)
 
     def _stop(self) -> None:
         """A stop was asked for: drain if there is time for it, then abort what is left."""

@@ -11,6 +11,8 @@ from muro.engine.events import Routed
 
 
 class TickPolicy(Protocol):
+    """What happens after each step."""
+
     def after_step(self, executed: bool, has_work: bool) -> list[Routed]:
         """Called after each step; what it returns is sent."""
         ...

@@ -23,16 +23,13 @@ from muro.ids import ClientIndex
 from muro.process.peers import PeerLayouts
 from muro.process.queues import InputQueue, OutputQueue
 from muro.transport.pump import Pump
-from muro.transport.sockets import Socket, close, connect_dealer, connect_xsub, receive_nowait, send_nowait
+from muro.transport.sockets import Frame, Socket, close, connect_dealer, connect_xsub, receive_nowait, send_nowait
 from muro.transport.wakeup import Wakeup
 from muro.wire.codec import RequestDecoder
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
 from muro.wire.frames import COORDINATOR_READY, SUBSCRIBE
 from muro.wire.handshake import Addresses
 from muro.wire.request import EngineCoreRequest
-
-MESSAGES_PER_TURN = 64
-"""Messages read from one socket before the others get their turn."""
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +64,6 @@ class Receiver:
         self._decoder = RequestDecoder()
         self._stop = Wakeup()
         self._stopped = False
-        self._gate_open = addresses.coordinator_input is None
         self.ready = threading.Event()
         """Set once the ready responses are sent and the coordinator has opened the gate."""
         self._thread = threading.Thread(target=self._run, name="muro-receiver", daemon=True)
@@ -77,14 +73,16 @@ class Receiver:
         return self._thread.is_alive()
 
     def start(self) -> None:
+        self._stop.open()
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread and close its sockets. Idempotent."""
         self._stopped = True
-        if self._thread.ident is not None:
-            self._stop.set()
-            self._thread.join(timeout)
+        if self._thread.ident is None:
+            return
+        self._stop.set()
+        self._thread.join(timeout)
         if not self._thread.is_alive():
             self._stop.close()
 
@@ -102,9 +100,9 @@ class Receiver:
 
     def _serve(self, sockets: list[Socket]) -> None:
         pump = Pump()
-        pump.add(self._stop.fileno(), self._stop.clear)
+        pump.add(self._stop.fileno(), lambda: None)  # ends the poll; `_stopped` says why
         for index, address in enumerate(self._addresses.inputs):
-            socket = connect_dealer(address, self._identity, max_message_bytes=self._limits.max_message_bytes * 4)
+            socket = connect_dealer(address, self._identity, max_bytes=4 * self._limits.max_message_bytes)
             sockets.append(socket)
             pump.add(socket, self._reader(socket, ClientIndex(index)))
         gate = None
@@ -116,33 +114,31 @@ class Receiver:
         for socket in sockets:
             if socket is not gate:
                 send_nowait(socket, [self._ready_response])
-        if self._gate_open:
+        if gate is None:
             self.ready.set()
         while not self._stopped:
             pump.poll(None)
 
     def _reader(self, socket: Socket, origin: ClientIndex) -> Callable[[], None]:
         def read() -> None:
-            for _ in range(MESSAGES_PER_TURN):
-                frames = receive_nowait(socket)
-                if frames is None:
-                    return
+            # One message a turn: no client starves the others, and asking an empty socket costs more than a poll.
+            frames = receive_nowait(socket)
+            if frames is not None:
                 self._take(origin, frames)
 
         return read
 
     def _gate_reader(self, socket: Socket) -> Callable[[], None]:
         def read() -> None:
-            while (frames := receive_nowait(socket)) is not None:
-                if frames == [COORDINATOR_READY]:
-                    self._gate_open = True
-                    self.ready.set()
-                else:
-                    self._take(ClientIndex(0), frames)
+            frames = receive_nowait(socket)
+            if frames == [COORDINATOR_READY]:
+                self.ready.set()
+            elif frames is not None:
+                self._take(ClientIndex(0), frames)
 
         return read
 
-    def _take(self, origin: ClientIndex, frames: Sequence[bytes]) -> None:
+    def _take(self, origin: ClientIndex, frames: Sequence[Frame]) -> None:
         try:
             message = self._decoder.decode(frames)
         except Exception as error:  # not only RemoteProtocolError: no message may end this thread
@@ -179,7 +175,7 @@ class Receiver:
         self._admission.admit(size)
         self._inbox.put(Add(client, origin, request.request_id, request.current_wave, prepared, size))
 
-    def _refuse(self, origin: ClientIndex, frames: Sequence[bytes], error: Exception) -> None:
+    def _refuse(self, origin: ClientIndex, frames: Sequence[Frame], error: Exception) -> None:
         """A message that is not the protocol: answer it if it is a request that can be identified."""
         known = self._decoder.salvage(frames)
         if known is None:

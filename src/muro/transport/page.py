@@ -108,6 +108,8 @@ class ProgressPage:
 
     def read(self) -> Progress:
         """What the page says now; any process, also after the writer's death. Raises RemoteProtocolError."""
+        if self._fd < 0:
+            return self._last
         copy = self._memory[:PAGE_SIZE]
         for _ in range(_PATIENCE):
             again = self._memory[:PAGE_SIZE]

@@ -1,0 +1,107 @@
+"""Every fault that an engine can be asked for, once: what it is, how it is written, how it is committed.
+
+A fault is written `place:kind` or `place:kind=argument`:
+
+    place  construct, loading, preprocess, add, step, output, operation, shutdown
+    kind   raise       raise an ordinary exception
+           refuse      raise a RequestError that names its request
+           signal=N    kill the process by signal N, or by name (SIGKILL, SIGSEGV, SIGABRT ...)
+           exit=N      end the process with exit code N, without any clean-up
+           hang        block for ever in native code that lets go of the interpreter lock
+           hang_lock   the same, holding it
+           spin        burn the processor for ever in Python
+           sleep=S     be slow: S seconds
+           thread=NAME make the thread NAME die
+           executor    report a failure of the executor
+           garble      hand out an output that cannot be encoded
+
+The kinds `executor` and `garble` need the engine's help, so `commit` leaves them to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from typing import Any, NoReturn
+
+import msgspec
+
+from muro.errors import ConfigError, InvalidRequestError
+
+PLACES = ("construct", "loading", "preprocess", "add", "step", "output", "operation", "shutdown")
+KINDS = ("raise", "refuse", "signal", "exit", "hang", "hang_lock", "spin", "sleep", "thread", "executor", "garble")
+
+
+class FaultError(Exception):
+    """The exception that a fault raises: not one of ours, like any error of an engine."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What goes wrong, and where."""
+
+    place: str
+    kind: str
+    argument: str = ""
+
+
+def parse_fault(text: str) -> Fault:
+    """Read `place:kind=argument`. Raises ConfigError that lists what there is."""
+    place, _, rest = text.partition(":")
+    kind, _, argument = rest.partition("=")
+    if place not in PLACES:
+        raise ConfigError(f"fault {text!r}: the place is one of {', '.join(PLACES)}")
+    if kind not in KINDS:
+        raise ConfigError(f"fault {text!r}: the kind is one of {', '.join(KINDS)}")
+    return Fault(place, kind, argument)
+
+
+def commit(fault: Fault, request_id: str | None = None) -> None:
+    """Do it. Returns only for `sleep`, `thread`, `executor` and `garble`."""
+    match fault.kind:
+        case "raise":
+            raise FaultError(f"a fault was asked for in {fault.place}")
+        case "refuse":
+            raise InvalidRequestError(f"a refusal was asked for in {fault.place}", request_id=request_id)
+        case "signal":
+            _die_by_signal(fault.argument)
+        case "exit":
+            os._exit(int(fault.argument or 1))
+        case "hang":
+            _deadlock(ctypes.CDLL(None))
+        case "hang_lock":
+            _deadlock(ctypes.PyDLL(None))
+        case "spin":
+            while True:
+                pass
+        case "sleep":
+            time.sleep(float(fault.argument or 1))
+        case "thread":
+            _end_thread(fault.argument)
+
+
+def _die_by_signal(name: str) -> NoReturn:
+    number = int(name) if name.isdigit() else signal.Signals[name or "SIGKILL"].value
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    while True:  # the signal may be delivered to another thread first
+        time.sleep(1)
+
+
+def _deadlock(library: Any) -> None:
+    """Lock a mutex twice: unlike a sleep, no signal ever ends it. PyDLL keeps the interpreter lock, CDLL does not."""
+    mutex = ctypes.create_string_buffer(64)  # all zero: PTHREAD_MUTEX_INITIALIZER
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+def _end_thread(name: str) -> None:
+    """Raise SystemExit's twin inside another thread the next time that it runs Python code."""
+    for thread in threading.enumerate():
+        if thread.name == name and thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(FaultError))
+            return
+    raise ConfigError(f"there is no thread {name!r}; there are: {', '.join(t.name for t in threading.enumerate())}")

@@ -1,0 +1,71 @@
+"""Why a child has ended, in words: a value taken from its remains, and the errors made of it. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from muro.errors import EngineDeadError, StartupError
+from muro.wire.failure import FailureRecord, describe_exit
+
+UNKNOWN_STATUS = 255
+"""Stands for an exit status that another part of this program collected before we could."""
+
+
+class Death(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a child that has ended, or that has failed and is about to."""
+
+    name: str
+    """In people's words, for instance "engine 0 (echo)"."""
+    pid: int
+    status: int | None
+    """Exit code, or minus the signal number; None if it still runs."""
+    phase: str
+    """What it was doing."""
+    seconds: float
+    """How long it lived."""
+    failure: FailureRecord | None = None
+    log_tail: str = ""
+
+    def how(self) -> str:
+        """How it ended and where: "killed by SIGKILL (...) in phase loading after 3.2 s (pid 123)"."""
+        if self.status == 0:
+            end = "it left with exit code 0 although nobody had asked it to"
+        elif self.status == UNKNOWN_STATUS:
+            end = "it ended, and its exit status was collected by another part of this program"
+        elif self.status is None:
+            end = "it failed"
+        elif self.status < 0:
+            end = f"it was {describe_exit(self.status)}"
+        else:
+            end = f"it ended with {describe_exit(self.status)}"
+        return f"{end} in phase {self.phase!r} after {self.seconds:.1f} s (pid {self.pid})"
+
+    def details(self) -> str:
+        """The failure that it reported, if any, and the last lines of its log."""
+        cause = f". Cause: {self.failure.kind}: {self.failure.message}" if self.failure else ""
+        log = f". Last lines of its log:\n{self.log_tail}" if self.log_tail else ". It wrote no log"
+        return cause + log
+
+    def startup_error(self, rank: int | None, why: str = "") -> StartupError:
+        """The error of a start that failed with this child; `why` replaces the account of how it ended."""
+        return StartupError(
+            f"{self.name} did not start: {why or self.how()}{self.details()}",
+            rank=rank,
+            phase=self.phase,
+            pid=self.pid,
+            exit_status=self.status,
+            log_tail=self.log_tail,
+        )
+
+    def dead_error(self, rank: int, generation: int) -> EngineDeadError:
+        """The error of an engine that had been ready."""
+        again = f" (generation {generation})" if generation else ""
+        return EngineDeadError(
+            f"{self.name}{again} has died: {self.how()}{self.details()}",
+            rank=rank,
+            generation=generation,
+            phase=self.phase,
+            pid=self.pid,
+            exit_status=self.status,
+            log_tail=self.log_tail,
+        )

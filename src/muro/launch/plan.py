@@ -1,0 +1,79 @@
+"""From settings to what must be started and who must join. Pure: starts nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from muro.config import ConnectConfig, EngineConfig
+from muro.ids import EngineRank
+from muro.wire.handshake import Addresses, Expected, Features, Init
+
+ENGINE_TARGET = "muro.process.main:run_engine_core"
+"""What an engine's process calls."""
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `launch.startup` needs to know."""
+
+    init: Init
+    """The answer to every engine's HELLO."""
+    handshake_address: str
+    local: dict[EngineRank, EngineConfig]
+    """Engines to spawn here."""
+    expected: dict[EngineRank, Expected]
+    """All engines that must join, and what each must say of itself."""
+    startup_timeout: float
+    """Seconds without any progress after which an engine is given up."""
+    env: dict[str, str] = {}
+    target: str = ENGINE_TARGET
+
+    def name(self, rank: EngineRank) -> str:
+        """An engine in people's words."""
+        if rank in self.local:
+            return f"engine {rank} ({self.local[rank].engine})"
+        return f"engine {rank} (started elsewhere)"
+
+    def title(self, rank: EngineRank) -> list[str]:
+        """What the process list shows of a local engine."""
+        config = self.local[rank]
+        model = ["--model", config.model] if config.model else []
+        return ["--rank", str(rank), "--engine", config.engine, *model]
+
+    def payload(self, rank: EngineRank) -> dict[str, Any]:
+        """The settings of a local engine as plain JSON values."""
+        values: dict[str, Any] = msgspec.to_builtins(self.local[rank])
+        return values
+
+
+def plan_launch(
+    config: ConnectConfig, addresses: Addresses, handshake_address: str, features: Features | None = None
+) -> LaunchPlan:
+    """Who is started and who is expected.
+
+    Args:
+        config: the first `num_local_engines` ranks are spawned here, the others dial in.
+        addresses: the bound addresses of all front-ends' input and output sockets.
+        handshake_address: where the handshake socket listens.
+        features: what this front-end offers beyond the common protocol.
+    """
+    num_local = config.num_engines if config.num_local_engines is None else config.num_local_engines
+    local = {
+        EngineRank(rank): msgspec.structs.replace(
+            config.engine, rank=rank, handshake_address=handshake_address, local=True, headless=False
+        )
+        for rank in range(num_local)
+    }
+    expected = {
+        EngineRank(rank): Expected(local=True, headless=False) if rank < num_local else Expected(local=False)
+        for rank in range(config.num_engines)
+    }
+    return LaunchPlan(
+        init=Init(addresses, {}, features),
+        handshake_address=handshake_address,
+        local=local,
+        expected=expected,
+        startup_timeout=config.startup_timeout,
+        env=config.env,
+    )

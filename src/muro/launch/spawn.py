@@ -1,0 +1,314 @@
+"""Start a child process and hold it: a fresh interpreter, never a fork of this one.
+
+The child runs `child/boot.py` by its path, which calls a function given by its dotted name. Nothing of the
+caller's main module is imported, so scripts need no main guard. `Child` is the parent's handle: it answers
+whether the process lives, stops it, and tells afterwards why it ended.
+
+Linux only: a child is watched through a pidfd, and what is shared with it are memory files.
+
+Invariants:
+- Besides the standard three, exactly five descriptors go to the child. This process keeps its own ends of four
+  (life-line, failure record, progress page, log) and a pidfd; `Child.close` closes all of them.
+- The write end of the life-line exists in this process alone: it is close-on-exec, and forks made by Python
+  close it. When it closes, the kernel kills the child.
+- The child is reaped here and nowhere else, under the handle's lock. Its process group is killed just before,
+  while the group's id cannot belong to anybody else, so nothing that it started in its group survives it.
+- A handle that was copied into a forked process does nothing there.
+- The parent's signal handling is never touched; all of this works in any thread and at interpreter exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+import muro.child
+from muro.child.context import ChildConfig, read_failure
+from muro.child.logring import create_log, read_tail
+from muro.config import child_environment
+from muro.errors import ConfigError, StartupError
+from muro.launch.death import UNKNOWN_STATUS, Death
+from muro.launch.interpreter import executable, import_path, interpreter_arguments
+from muro.transport.page import ProgressPage
+from muro.wire.failure import FailureRecord
+from muro.wire.progress import Progress
+
+_REAP_TIMEOUT = 5.0
+_FIRST_PHASE = "interpreter"
+"""Shown until the child says otherwise: Python itself is starting."""
+
+_lifelines: set[int] = set()
+
+
+def _after_fork() -> None:
+    for descriptor in _lifelines:
+        os.close(descriptor)
+    _lifelines.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def spawn(
+    target: str,
+    payload: Mapping[str, Any],
+    *,
+    title: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    name: str = "",
+    generation: int = 0,
+) -> Child:
+    """Start a process that calls `target`.
+
+    Args:
+        target: "module:function", called with a `ChildContext`; what it returns is the exit code.
+        payload: settings for the target; plain JSON values.
+        title: words for people who look at the process list.
+        env: added to this process's environment.
+        name: what to call the child in messages.
+        generation: written into the progress page.
+
+    Raises:
+        ConfigError: this platform, interpreter or payload will not do.
+        StartupError: the operating system refused to start a process.
+    """
+    if not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
+        raise ConfigError("engines in a process of their own need Linux; elsewhere use InprocClient")
+    name = name or target
+    with contextlib.ExitStack() as lent, contextlib.ExitStack() as kept:
+        _avoid_standard_descriptors(lent)
+        parts = _Parts.open(kept, generation)
+        lifeline_read, parts.lifeline = _pipe(lent, kept)
+        config = ChildConfig(
+            target=target,
+            name=name,
+            parent_pid=os.getpid(),
+            lifeline_fd=lifeline_read,
+            failure_fd=parts.failure,
+            page_fd=parts.page.fileno(),
+            log_fd=parts.log,
+            sys_path=import_path(),
+            payload=dict(payload),
+        )
+        config_fd = _memory_file(lent, "muro-config", _json(config))
+        boot = os.path.join(os.path.dirname(muro.child.__file__), "boot.py")
+        command = [executable(), *interpreter_arguments(), "-P", boot, target, *title, "--config-fd", str(config_fd)]
+        shared = (config_fd, lifeline_read, parts.failure, parts.page.fileno(), parts.log)
+        process = _start(command, parts.log, shared, child_environment(env or {}), name)
+        kept.callback(_kill_unheld, process)
+        sentinel = os.pidfd_open(process.pid)
+        kept.pop_all()
+        return Child(name, process, sentinel, parts)
+
+
+class _Parts:
+    """What this process keeps of a child's descriptors."""
+
+    def __init__(self, page: ProgressPage, failure: int, log: int) -> None:
+        self.page = page
+        self.failure = failure
+        self.log = log
+        self.lifeline = -1
+
+    @classmethod
+    def open(cls, kept: contextlib.ExitStack, generation: int) -> _Parts:
+        page = ProgressPage.create(generation=generation)
+        kept.callback(page.close)
+        page.set_phase(_FIRST_PHASE)
+        log = create_log()
+        kept.callback(os.close, log)
+        return cls(page, _memory_file(kept, "muro-failure", b""), log)
+
+    def close(self) -> None:
+        _close_lifeline(self.lifeline)
+        self.page.close()
+        os.close(self.failure)
+        os.close(self.log)
+
+
+class Child:
+    """A child process, seen from its parent; made by `spawn`. Any thread may use it."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], sentinel: int, parts: _Parts) -> None:
+        self.name = name
+        self.pid = process.pid
+        self.sentinel = sentinel
+        """Descriptor that turns readable when the child has ended; -1 after `close`."""
+        self._process = process
+        self._parts = parts
+        self._owner = os.getpid()
+        self._born = time.monotonic()
+        self._status: int | None = None
+        self._ended = 0.0
+        self._closed = False
+        self._lock = threading.RLock()
+
+    def poll(self) -> int | None:
+        """Exit code, or minus the number of the signal that ended it; None while it lives. Reaps."""
+        with self._lock:
+            if self._status is None and self._mine() and self._has_ended():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)  # what it has started and left behind
+                self._status = self._process.returncode = self._collect()
+                self._ended = time.monotonic()
+            return self._status
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it has ended, after waiting at most `timeout` seconds for it (None: as long as it takes)."""
+        with self._lock:
+            if self.poll() is not None or not self._mine():
+                return True
+            watched = os.dup(self.sentinel)  # another thread may close ours meanwhile
+        try:
+            _readable(watched, timeout)
+        finally:
+            os.close(watched)
+        return self.poll() is not None
+
+    def terminate(self) -> None:
+        """Ask it to stop (SIGTERM to the child alone)."""
+        with self._lock:
+            if self.poll() is None and self._mine():
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.sentinel, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and everything in its process group at once (SIGKILL)."""
+        with self._lock:
+            if self.poll() is None and self._mine():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+
+    def failure(self) -> FailureRecord | None:
+        """The failure that it has reported, if any; may come before it ends."""
+        with self._lock:
+            return None if self._closed else read_failure(self._parts.failure)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines that it wrote to standard output and error."""
+        with self._lock:
+            return "" if self._closed else read_tail(self._parts.log, lines)
+
+    def progress(self) -> Progress:
+        """What its progress page shows."""
+        with self._lock:
+            return Progress() if self._closed else self._parts.page.read()
+
+    def death(self) -> Death:
+        """How it ended, as far as known; ask before `close`."""
+        with self._lock:
+            status, failure = self.poll(), self.failure()
+            ended = self._ended if status is not None else time.monotonic()
+            return Death(
+                name=self.name,
+                pid=self.pid,
+                status=status,
+                phase=(failure.phase if failure else "") or self.progress().phase or _FIRST_PHASE,
+                seconds=ended - self._born,
+                failure=failure,
+                log_tail=self.log_tail(),
+            )
+
+    def close(self) -> None:
+        """End it if it still lives, reap it, close all descriptors. May be called again, and never raises."""
+        with self._lock:
+            if self._closed or os.getpid() != self._owner:
+                return
+            self.kill()
+            self.wait(_REAP_TIMEOUT)
+            self._closed = True
+            self._parts.close()
+            os.close(self.sentinel)
+            self.sentinel = -1
+
+    def _mine(self) -> bool:
+        return not self._closed and os.getpid() == self._owner
+
+    def _has_ended(self) -> bool:
+        return _readable(self.sentinel, 0)
+
+    def _collect(self) -> int:
+        try:
+            result = os.waitid(os.P_PIDFD, self.sentinel, os.WEXITED)
+        except ChildProcessError:  # SIGCHLD is ignored in this program, or somebody waits for any child
+            return UNKNOWN_STATUS
+        if result is None:
+            return UNKNOWN_STATUS
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    def __repr__(self) -> str:
+        return f"<Child {self.name!r}, pid {self.pid}, status {self._status}>"
+
+
+def _start(
+    command: list[str], log: int, shared: tuple[int, ...], env: dict[str, str], name: str
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=shared,
+            env=env,
+            process_group=0,  # Ctrl-C on the terminal reaches the parent first, which then decides
+        )
+    except OSError as error:
+        raise StartupError(f"{name} did not start: {command[0]} cannot be run: {error}", phase="spawn") from error
+
+
+def _kill_unheld(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _json(config: ChildConfig) -> bytes:
+    try:
+        return json.dumps(msgspec.structs.asdict(config)).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the settings of {config.name} must be plain JSON values: {error}") from error
+
+
+def _memory_file(stack: contextlib.ExitStack, name: str, content: bytes) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    return descriptor
+
+
+def _pipe(lent: contextlib.ExitStack, kept: contextlib.ExitStack) -> tuple[int, int]:
+    read_end, write_end = os.pipe()
+    _lifelines.add(write_end)
+    lent.callback(os.close, read_end)
+    kept.callback(_close_lifeline, write_end)
+    return read_end, write_end
+
+
+def _close_lifeline(descriptor: int) -> None:
+    _lifelines.discard(descriptor)
+    os.close(descriptor)
+
+
+def _avoid_standard_descriptors(stack: contextlib.ExitStack) -> None:
+    """Occupy 0, 1 and 2 where a program has closed them, lest ours get these numbers and meet the child's own."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        stack.callback(os.close, descriptor)
+    os.close(descriptor)
+
+
+def _readable(descriptor: int, timeout: float | None) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else max(0.0, timeout) * 1000))

@@ -1,0 +1,108 @@
+"""What a client that reads too slowly has not been sent yet. Pure.
+
+While a client's bytes in flight are over the limit its messages are held here and made smaller: statistics are
+dropped first, then the deltas of each request are merged into one, whatever the number of steps. If even that
+grows over the limit, the client's requests are given up: their tokens are dropped and each ends with ABORT.
+"""
+
+from __future__ import annotations
+
+from muro.engine.events import Routed
+from muro.wire.arrays import Tensor
+from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, Logprobs
+
+OUTPUT_BYTES = 64
+"""Assumed size of one output beside its tokens."""
+TOKEN_BYTES = 4
+
+
+class Backlog:
+    """Messages held for one client, merged."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[str, EngineCoreOutput] = {}
+        self._apart: list[Routed] = []
+        self._finished: list[str] = []
+        self._latest: Routed | None = None
+        self.size = 0
+        """Estimated bytes."""
+
+    def __bool__(self) -> bool:
+        return self._latest is not None
+
+    def add(self, routed: Routed) -> None:
+        """Hold one message."""
+        message = routed.message
+        self._latest = routed
+        if message.utility_output is not None or message.wave_complete is not None or message.start_wave is not None:
+            self._apart.append(routed)
+            self.size += OUTPUT_BYTES
+            return
+        self._finished += message.finished_requests or ()
+        for output in message.outputs:
+            self._merge(output)
+
+    def take(self) -> list[Routed]:
+        """Everything that was held, in an order that keeps each request's own; empties the backlog."""
+        latest, apart = self._latest, self._apart
+        taken = []
+        if latest is not None and self._outputs:
+            merged = EngineCoreOutputs(
+                engine_index=latest.message.engine_index,
+                outputs=list(self._outputs.values()),
+                timestamp=latest.message.timestamp,
+                finished_requests=self._finished or None,
+            )
+            taken.append(Routed(latest.client, merged))
+        taken += apart
+        self._outputs, self._apart, self._finished, self._latest, self.size = {}, [], [], None, 0
+        return taken
+
+    def give_up(self) -> list[str]:
+        """Drop all tokens; every request held here ends with ABORT, unless it had ended. Returns their ids."""
+        given_up = []
+        for request_id, output in self._outputs.items():
+            if output.finish_reason is None:
+                given_up.append(request_id)
+            reason = output.finish_reason if output.finish_reason is not None else FinishReason.ABORT
+            self._outputs[request_id] = EngineCoreOutput(request_id, [], finish_reason=reason)
+        self.size = OUTPUT_BYTES * (len(self._outputs) + len(self._apart))
+        return given_up
+
+    def _merge(self, new: EngineCoreOutput) -> None:
+        held = self._outputs.get(new.request_id)
+        self.size += TOKEN_BYTES * len(new.new_token_ids)
+        if (logprobs := new.new_logprobs) is not None:
+            self.size += sum(len(part.data) for part in (logprobs.ids, logprobs.values, logprobs.ranks))
+        if held is None:
+            self._outputs[new.request_id] = new
+            self.size += OUTPUT_BYTES
+            return
+        if held.finish_reason is not None:
+            return  # given up; nothing may follow the last output
+        self._outputs[new.request_id] = EngineCoreOutput(
+            new.request_id,
+            held.new_token_ids + new.new_token_ids,
+            new_logprobs=_join_logprobs(held.new_logprobs, new.new_logprobs),
+            new_prompt_logprobs_tensors=held.new_prompt_logprobs_tensors or new.new_prompt_logprobs_tensors,
+            pooling_output=new.pooling_output,
+            finish_reason=new.finish_reason,
+            stop_reason=new.stop_reason,
+            events=(held.events or []) + (new.events or []) or None,
+            kv_transfer_params=new.kv_transfer_params,
+            trace_headers=new.trace_headers,
+            prefill_stats=held.prefill_stats or new.prefill_stats,
+            error=new.error,
+        )
+
+
+def _join_logprobs(held: Logprobs | None, new: Logprobs | None) -> Logprobs | None:
+    """Positions of both, in order. Without new tokens a last output carries none."""
+    if held is None or new is None:
+        return held or new
+    return Logprobs(_join(held.ids, new.ids), _join(held.values, new.values), _join(held.ranks, new.ranks))
+
+
+def _join(held: Tensor, new: Tensor) -> Tensor:
+    """Concatenate along the first axis; all else is equal for the outputs of one request."""
+    return Tensor(held.dtype, [held.shape[0] + new.shape[0], *held.shape[1:]], bytes(held.data) + bytes(new.data))

@@ -1,0 +1,134 @@
+"""One client's way out: encode in its layout, send, and hold back what it does not read.
+
+Used by the sender thread alone. What cannot be encoded costs the request or the call it belongs to: the
+request ends with ERROR and is aborted in the engine, the caller of an operation is told method and type.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from muro.engine.events import Abort, DropClient, Routed
+from muro.engine.host import failed_output
+from muro.errors import LocalProtocolError, RequestFailedError
+from muro.ids import ClientIndex
+from muro.process.backlog import Backlog
+from muro.process.peers import PeerLayouts
+from muro.process.queues import InputQueue
+from muro.transport.inflight import BufferPool, InFlight
+from muro.transport.sockets import Socket
+from muro.wire.codec import OutputEncoder
+from muro.wire.failure import call_failure_text
+from muro.wire.frames import ENGINE_CORE_DEAD
+from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
+from muro.wire.releases import Layout
+
+log = logging.getLogger(__name__)
+
+
+class Lane:
+    """Sends to one client.
+
+    Args:
+        limit: bytes in flight from which on messages are held and merged; the same again held, and the
+            client's requests are given up.
+    """
+
+    def __init__(
+        self,
+        client: ClientIndex,
+        socket: Socket,
+        *,
+        peers: PeerLayouts,
+        in_flight: InFlight,
+        pool: BufferPool,
+        inbox: InputQueue,
+        limit: int,
+    ) -> None:
+        self._client = client
+        self._socket = socket
+        self._peers = peers
+        self._in_flight = in_flight
+        self._pool = pool
+        self._inbox = inbox
+        self._limit = limit
+        self._backlog = Backlog()
+        self._layout: Layout | None = None
+        self._encoder: OutputEncoder | None = None
+
+    @property
+    def holding(self) -> bool:
+        """Whether messages are held until the client reads on."""
+        return bool(self._backlog)
+
+    def send(self, routed: Routed) -> None:
+        """Send a message now, or hold it while the client is too slow."""
+        if self._backlog or self._in_flight.is_full(self._socket):
+            self._hold(routed)
+        else:
+            self._encode(routed)
+
+    def relieve(self) -> None:
+        """Send what was held if the client has read on."""
+        if self._backlog and not self._in_flight.is_full(self._socket):
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was held, whatever is in flight."""
+        for routed in self._backlog.take():
+            self._encode(routed)
+
+    def send_death(self) -> None:
+        """The last word of an engine that failed."""
+        self.flush()
+        self._in_flight.send(self._socket, [ENGINE_CORE_DEAD])
+
+    def _hold(self, routed: Routed) -> None:
+        self._backlog.add(routed)
+        if self._backlog.size > self._limit:
+            log.warning("client %d does not read its outputs; its requests are given up", self._client)
+            self._backlog.give_up()
+            self._inbox.put(DropClient(self._client))
+
+    def _encode(self, routed: Routed) -> None:
+        try:
+            self._write(routed.message)
+        except LocalProtocolError as error:
+            self._repair(routed, error)
+
+    def _write(self, message: EngineCoreOutputs) -> None:
+        """Raises LocalProtocolError if the message cannot be encoded; nothing was sent then."""
+        layout = self._peers[self._client]
+        if self._encoder is None or layout is not self._layout:
+            self._layout, self._encoder = layout, OutputEncoder(layout)
+        buffer = self._pool.take()
+        try:
+            frames = self._encoder.encode(message, buffer)
+        except BaseException:
+            self._pool.give(buffer)
+            raise
+        self._in_flight.send(self._socket, frames, buffer)
+
+    def _repair(self, routed: Routed, error: LocalProtocolError) -> None:
+        """Replace what cannot be encoded by word of it, and send the rest."""
+        message = routed.message
+        if message.utility_output is not None:
+            text = call_failure_text(routed.method, error)
+            message.utility_output = UtilityOutput(message.utility_output.call_id, text, None)
+            self._write(message)
+            return
+        message.scheduler_stats = None
+        for output in message.outputs:
+            try:
+                self._write(self._alone(message, output))
+            except LocalProtocolError as fault:
+                self._fail(message, output, fault)
+
+    def _fail(self, message: EngineCoreOutputs, output: EngineCoreOutput, fault: LocalProtocolError) -> None:
+        failed = failed_output(output.request_id, RequestFailedError(f"its output cannot be sent: {fault.message}"))
+        self._write(self._alone(message, failed))
+        if output.finish_reason is None:
+            self._inbox.put(Abort(self._client, [output.request_id]))
+
+    def _alone(self, message: EngineCoreOutputs, output: EngineCoreOutput) -> EngineCoreOutputs:
+        return EngineCoreOutputs(engine_index=message.engine_index, outputs=[output], timestamp=message.timestamp)

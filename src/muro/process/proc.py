@@ -1,0 +1,235 @@
+"""EngineCoreProc: holds an engine's host, queues and threads. Starts, runs, ends; knows no signal.
+
+Order of the start: queues; handshake (HELLO, then addresses from INIT); the engine loads; the two I/O
+threads start; the receiver sends the ready response on every input socket and passes the coordinator's gate;
+handshake READY. Order of the end: no more input, the rest of the queue is answered, everything is sent, the
+engine shuts down.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from muro.config import EngineConfig
+from muro.engine.admission import Admission
+from muro.engine.events import ExecutorFailed, Routed
+from muro.engine.host import EngineHost
+from muro.engine.interface import EngineCore, EngineInfo, Report
+from muro.errors import InternalError, StartupError
+from muro.ids import EngineRank
+from muro.process.join import Join
+from muro.process.lifecycle import Lifecycle, State, Step
+from muro.process.loop import BusyLoop
+from muro.process.peers import PeerLayouts
+from muro.process.policy import Independent
+from muro.process.queues import Control, InputQueue, OutputQueue
+from muro.process.receiver import Receiver
+from muro.process.sender import Sender
+from muro.transport.page import ProgressPage
+from muro.transport.wakeup import Wakeup
+from muro.wire.frames import identity_of
+from muro.wire.handshake import Features, Init, ReadyResponse
+
+READY_STEP = 10.0
+"""Seconds between two looks at the receiver while the coordinator's gate is closed."""
+FLUSH_TIMEOUT = 5.0
+"""Seconds that the sender gets for the last messages."""
+
+Load = Callable[[Report], EngineCore]
+
+
+class EngineCoreProc:
+    """One engine behind its sockets.
+
+    Args:
+        config: settings of this engine.
+        load: builds the engine; called once, after INIT.
+        page: where progress is shown to the parent.
+    """
+
+    def __init__(self, config: EngineConfig, load: Load, page: ProgressPage) -> None:
+        self._config = config
+        self._load = load
+        self._page = page
+        self._inbox = InputQueue()
+        self._outbox: OutputQueue = OutputQueue()
+        self._stop = Wakeup()
+        self._stop_requested = False
+        self._lifecycle = Lifecycle()
+        self._join: Join | None = None
+        self._engine: EngineCore | None = None
+        self._receiver: Receiver | None = None
+        self._sender: Sender | None = None
+        self._loop: BusyLoop | None = None
+        self.phase = "handshake"
+        """What the process is doing, in people's words; for the failure record."""
+
+    def ask_to_stop(self) -> None:
+        """Record that a stop is wanted and wake whoever waits; safe in a signal handler."""
+        self._stop_requested = True
+        self._stop.set()
+        self._inbox.wake()
+
+    def stop_requested(self) -> bool:
+        """Whether somebody asked for a stop."""
+        return self._stop_requested
+
+    def start(self) -> bool:
+        """Join the front-end and load the engine; False if asked to stop meanwhile. Raises what went wrong."""
+        self._enter("handshake")
+        self._stop.open()
+        config = self._config
+        self._join = Join(
+            config.handshake_address,
+            rank=EngineRank(config.rank),
+            local=config.local,
+            headless=config.headless,
+            stop=self._stop,
+        )
+        init = self._join.greet(config.handshake_timeout)
+        if init is None:
+            return self._stopped_early()
+        self._enter("loading")
+        engine = self._engine = self._load(self._report)
+        if self.stop_requested():
+            return self._stopped_early()
+        self._enter("connecting")
+        self._connect(engine, init)
+        self._await_receiver()
+        if self.stop_requested():
+            return self._stopped_early()
+        self._join.ready()
+        self._lifecycle.fire(Step.READY)
+        self._enter("serving")
+        return True
+
+    def run(self) -> None:
+        """Turn the busy loop until asked to stop. Raises what ended the engine."""
+        if self._loop is None:
+            raise InternalError("run() was called before start() had succeeded")
+        # What start-up made lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        try:
+            self._loop.run()
+        except BaseException:
+            self._lifecycle.fire(Step.FAIL)
+            raise
+        finally:
+            gc.unfreeze()
+
+    def announce_death(self) -> None:
+        """Send the death notice to every client; waits up to `FLUSH_TIMEOUT` for it to have left."""
+        if self._sender is not None:
+            self._outbox.put(Control.DEAD)
+            self._sender.join(FLUSH_TIMEOUT)
+
+    def close(self) -> None:
+        """Answer what is queued, send it, release everything. Idempotent; raises what the engine's shutdown raises."""
+        self._enter("stopping")
+        if self._receiver is not None:
+            self._receiver.stop()
+        if self._sender is not None:
+            if self._loop is not None and self._lifecycle.state is State.STOPPED:
+                self._loop.reject_rest()
+            self._outbox.put(Control.END)
+            self._sender.join(FLUSH_TIMEOUT)
+        if self._join is not None:
+            self._join.close()
+        self._stop.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+
+    def _stopped_early(self) -> bool:
+        self._lifecycle.fire(Step.STOP_NOW)
+        return False
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        self._page.set_phase(phase, 0.0)
+
+    def _report(self, phase: str, percent: float) -> None:
+        self.phase = f"loading: {phase}"
+        self._page.set_phase(self.phase, percent)
+
+    def _connect(self, engine: EngineCore, init: Init) -> None:
+        """Build the host and its threads, and start them."""
+        config, addresses = self._config, init.addresses
+        engine.on_executor_failure(lambda cause: self._inbox.put(ExecutorFailed(cause)))
+        admission = Admission(config.limits)
+        host = EngineHost(
+            engine,
+            rank=EngineRank(config.rank),
+            name=f"engine {config.engine!r}",
+            admission=admission,
+            clock=time.monotonic,
+            post_late=self._post_late,
+            log_stats=config.log_stats,
+        )
+        peers = PeerLayouts(len(addresses.outputs), config.peer_release, ours=init.muro is not None)
+        self._loop = BusyLoop(
+            host,
+            self._inbox,
+            self._outbox,
+            self._page,
+            Independent(),
+            self._lifecycle,
+            stop_requested=self.stop_requested,
+            drain=config.shutdown_timeout,
+        )
+        self._sender = Sender(
+            addresses=addresses,
+            peers=peers,
+            inbox=self._inbox,
+            outbox=self._outbox,
+            limits=config.limits,
+        )
+        self._receiver = Receiver(
+            addresses=addresses,
+            identity=identity_of(EngineRank(config.rank)),
+            ready_response=ready_response(host.info, init).encode(),
+            host=host,
+            admission=admission,
+            peers=peers,
+            inbox=self._inbox,
+            outbox=self._outbox,
+            limits=config.limits,
+            count_drop=self._page.frame_dropped,
+        )
+        self._sender.start()
+        self._receiver.start()
+
+    def _await_receiver(self) -> None:
+        receiver = self._receiver
+        while receiver is not None and not receiver.ready.wait(READY_STEP):
+            if not receiver.alive:
+                raise StartupError("input thread died during start-up", rank=self._config.rank, phase=self.phase)
+            if self.stop_requested():
+                return
+
+    def _post_late(self, routed: Routed) -> None:
+        self._outbox.put([routed])
+
+
+def ready_response(info: EngineInfo, init: Init) -> ReadyResponse:
+    """What an engine says of itself: all keys of 0.33, which every front-end accepts (protocol section 16.5)."""
+    return ReadyResponse(
+        max_model_len=info.max_model_len,
+        num_gpu_blocks=info.num_gpu_blocks,
+        block_size=info.block_size,
+        kv_cache_size_tokens=info.kv_cache_size_tokens,
+        dp_stats_address=init.addresses.frontend_stats_publish_address,
+        dtype=info.dtype,
+        vllm_version=f"muro-{version('muro')}",
+        world_size=1,
+        data_parallel_size=1,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        instance_id=f"muro-{os.getpid()}",
+        muro=Features(version("muro")) if init.muro is not None else None,
+    )

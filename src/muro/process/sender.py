@@ -1,0 +1,120 @@
+"""process_output_sockets: the thread that writes to clients.
+
+Invariants:
+- Makes and closes its own sockets; nobody else touches them. They close with linger, so that last words leave.
+- Takes from the output queue in order; a client that does not read delays nobody but itself.
+- If it ends by an error, the loop hears of it as an event and the engine fails. The death notice then cannot
+  be sent any more: exit code and progress page tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from queue import Empty
+
+from muro.config import Limits
+from muro.engine.events import ExecutorFailed, Routed
+from muro.errors import InternalError
+from muro.ids import COORDINATOR, ClientIndex
+from muro.process.lane import Lane
+from muro.process.peers import PeerLayouts
+from muro.process.queues import Control, InputQueue, OutputQueue
+from muro.transport.inflight import BufferPool, InFlight
+from muro.transport.sockets import Socket, close, connect_push
+from muro.wire.handshake import Addresses
+
+HOLDING_STEP = 0.01
+"""Seconds between two looks at a client that is too slow, while messages are held for it."""
+RELEASE_STEP = 1.0
+"""Seconds after which idle buffers that libzmq has let go of are taken back."""
+
+log = logging.getLogger(__name__)
+
+
+class Sender:
+    """Empties the output queue towards every client."""
+
+    def __init__(
+        self,
+        *,
+        addresses: Addresses,
+        peers: PeerLayouts,
+        inbox: InputQueue,
+        outbox: OutputQueue,
+        limits: Limits,
+    ) -> None:
+        self._addresses = addresses
+        self._peers = peers
+        self._inbox = inbox
+        self._outbox = outbox
+        self._limits = limits
+        self._thread = threading.Thread(target=self._run, name="muro-sender", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until everything was handed to the sockets after a `Control`; whether it was."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        sockets: list[Socket] = []
+        try:
+            self._serve(sockets)
+        except BaseException as error:
+            log.exception("the sender thread failed")
+            self._inbox.put(ExecutorFailed(InternalError(f"the output thread died: {type(error).__name__}: {error}")))
+        finally:
+            for socket in sockets:
+                close(socket)
+
+    def _serve(self, sockets: list[Socket]) -> None:
+        pool = BufferPool(len(self._addresses.outputs) + 1)
+        in_flight = InFlight(self._limits.max_bytes_in_flight, pool)
+        sockets.extend(connect_push(address) for address in self._addresses.outputs)
+        lanes = [self._lane(ClientIndex(i), socket, in_flight, pool) for i, socket in enumerate(sockets)]
+        while True:
+            item = self._next(lanes, in_flight)
+            if isinstance(item, Control):
+                self._end(item, lanes)
+                return
+            for routed in item:
+                if routed.client != COORDINATOR:
+                    lanes[routed.client].send(routed)
+
+    def _lane(self, client: ClientIndex, socket: Socket, in_flight: InFlight, pool: BufferPool) -> Lane:
+        return Lane(
+            client,
+            socket,
+            peers=self._peers,
+            in_flight=in_flight,
+            pool=pool,
+            inbox=self._inbox,
+            limit=self._limits.max_bytes_in_flight,
+        )
+
+    def _next(self, lanes: list[Lane], in_flight: InFlight) -> list[Routed] | Control:
+        """The next item; meanwhile held messages and lent buffers are looked after."""
+        while True:
+            in_flight.release()
+            holding = [lane for lane in lanes if lane.holding]
+            for lane in holding:
+                lane.relieve()
+            timeout = HOLDING_STEP if holding else RELEASE_STEP if in_flight.has_waiting() else None
+            try:
+                return self._outbox.get(timeout=timeout)
+            except Empty:
+                continue
+
+    def _end(self, last: Control, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            if last is Control.DEAD:
+                lane.send_death()
+            else:
+                lane.flush()
