@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muro.errors import ConfigError, InvalidRequestError, MissingExtraError
-from muro.text.tokenizer import ByteTokenizer, load_tokenizer
+from muro.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from tests.support.tokenizers import byte_fallback, byte_level, wrap
 
 BYTES = ByteTokenizer()
 LEVEL = wrap(byte_level())
+FALLBACK = wrap(byte_fallback())
 
 
 @pytest.fixture
@@ -39,8 +41,8 @@ def test_bytes_know_their_special_ids() -> None:
     assert (BYTES.token(0xE2), BYTES.token(257), BYTES.token(258), BYTES.token(-1)) == ("<0xE2>", "<|eos|>", None, None)
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, LEVEL], ids=["bytes", "byte level"])
-def test_lone_surrogate_is_the_callers_fault(tokenizer: ByteTokenizer) -> None:
+@pytest.mark.parametrize("tokenizer", [BYTES, LEVEL, FALLBACK], ids=["bytes", "byte level", "byte fallback"])
+def test_lone_surrogate_is_the_callers_fault(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="character 2"):
         tokenizer.encode("ab\ud800")
 
@@ -53,12 +55,35 @@ def test_byte_table_is_how_the_library_decodes(ids: list[int], skip: bool) -> No
     assert data.decode("utf-8", "replace") == LEVEL.decode(ids, skip_special=skip)
 
 
+@given(st.text(st.characters(codec="utf-8")))
+def test_fewest_tokens_is_a_lower_bound(text: str) -> None:
+    for tokenizer in (BYTES, LEVEL, FALLBACK):
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_fewest_tokens_grows_with_the_text() -> None:
+    assert BYTES.fewest_tokens("abc") == 3
+    assert LEVEL.fewest_tokens("a" * 10_000) > 400
+    assert FALLBACK.fewest_tokens("a" * 10_000) == 0
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    text = "hello world, the quick brown fox " * 20_000
+    done = threading.Event()
+    worker = threading.Thread(target=lambda: (LEVEL.encode(text), done.set()))
+    worker.start()
+    rounds = 0
+    while not done.wait(0.001):
+        rounds += 1
+    worker.join()
+    assert rounds >= 5  # with the lock held it is one or two
+
+
 def test_only_byte_level_has_a_byte_table() -> None:
-    tokenizer = wrap(byte_fallback())
-    assert tokenizer.byte_table is None
-    assert tokenizer.token(3) == "<0x00>"
-    assert tokenizer.token(10_000) is tokenizer.token(-1) is None
-    assert tokenizer.decode([-1, 10_000]) == ""
+    assert FALLBACK.byte_table is None
+    assert FALLBACK.token(3) == "<0x00>"
+    assert FALLBACK.token(10_000) is FALLBACK.token(-1) is None
+    assert FALLBACK.decode([-1, 10_000]) == ""
 
 
 def test_no_model_directory_means_bytes() -> None:
