@@ -86,7 +86,6 @@ class Scheduler:
         sequences: list[SequencePlan] = []
         prefills: list[Request] = []
         running = self._queues.running
-        num_running = len(running)
         for request in list(running.values()):
             if request.status is not RequestStatus.RUNNING:
                 continue
@@ -101,10 +100,8 @@ class Scheduler:
         for request in prefills:
             if budget and request.status is RequestStatus.RUNNING:
                 budget -= self._plan_chunk(request, budget, sequences)
-        # Whoever was preempted just now would take back the blocks that an older request needs in a moment.
-        if len(running) == num_running:
-            while budget and self._admit():
-                budget -= self._plan_chunk(next(reversed(running.values())), budget, sequences)
+        while budget and self._admit():
+            budget -= self._plan_chunk(next(reversed(running.values())), budget, sequences)
         return SchedulerOutput(sequences, self._config.max_num_batched_tokens - budget)
 
     def draws(self, plan: SchedulerOutput) -> list[Draw | None]:
@@ -173,7 +170,8 @@ class Scheduler:
         request = self._queues.next_waiting()
         if request is None or len(running) >= self._config.max_num_seqs:
             return False
-        # One block to spare for each running sequence: otherwise it would soon be preempted, its work in vain.
+        # One block to spare for each running sequence: otherwise it would soon be preempted, its work in vain. This
+        # also keeps out whoever was preempted in this very step, since that freed no more than it needs itself.
         length = len(request.token_ids)
         if self._blocks.num_free < self._blocks.blocks_for(length) + len(running):
             return False

@@ -114,6 +114,18 @@ def test_the_last_to_come_gives_way_and_is_computed_again() -> None:
     assert b.status is RequestStatus.FINISHED_LENGTH_CAPPED
 
 
+def test_a_prompt_under_way_can_be_preempted_too() -> None:
+    bench = Bench(blocks=8, block_size=1, seqs=2, budget=2)
+    bench.add("a", prompt=1, output=7)
+    long = bench.add("long", prompt=6, output=1)
+    assert [bench.step()[0] for _ in range(2)] == [{"a": 1, "long": 1}] * 2
+    assert bench.step()[0] == {"a": 1}
+    assert (long.status, long.num_computed_tokens) == (RequestStatus.PREEMPTED, 0)
+    while len(bench.scheduler):
+        bench.step()
+    assert long.status is RequestStatus.FINISHED_LENGTH_CAPPED
+
+
 def test_a_waiting_request_is_let_in_only_if_the_running_ones_can_still_grow() -> None:
     bench = Bench(blocks=3, block_size=4)
     bench.add("a", prompt=8)
