@@ -25,6 +25,10 @@ class OpenVINOOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The most tokens of one sequence; None: what the model was trained for, as far as the cache can hold it."""
     threads: int | None = None
     """Threads that compute; None: one per CPU that this process may use."""
+    max_num_seqs: int = 64
+    """Sequences that run at once; on a few CPUs more of them bring no more tokens per second."""
+    max_num_batched_tokens: int = 256
+    """Tokens per step. A long prompt holds up those who stream for the time of so many tokens at once."""
 
     def __post_init__(self) -> None:
         for name in ("cache_memory_mb", "max_model_len", "threads"):
