@@ -45,7 +45,7 @@ def publish(directory: Path, key: str, build: Callable[[Path], None]) -> Path:
         with _locked(parent / f".{directory.name}.lock"):
             if not is_complete(directory, key):
                 _replace(directory, key, build)
-    except PermissionError as error:
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise ConfigError(f"{parent} cannot be written to ({error}); set MURO_HOME to a place that can") from error
     return directory
 
