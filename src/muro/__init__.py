@@ -1,1 +1,89 @@
-"""muro: an inference engine in a process of its own."""
+"""muro: an inference engine in a process of its own, and clients for everybody else.
+
+The public surface. Importing it costs nothing: each name is loaded from its room when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muro.clients.aio import AsyncMPClient
+    from muro.clients.connect import connect, connect_async
+    from muro.clients.inproc import InprocClient
+    from muro.clients.interface import EngineStatus, OutputBatch
+    from muro.clients.sync import SyncMPClient
+    from muro.config import ConnectConfig, EngineConfig
+    from muro.engine.interface import Engine, EngineCore, EngineInfo, StepResult, operation
+    from muro.errors import (
+        CallError,
+        ClientClosedError,
+        ConfigError,
+        EngineDeadError,
+        InvalidRequestError,
+        MuroError,
+        RequestError,
+        StartupError,
+    )
+    from muro.wire.output import EngineCoreOutput, FinishReason
+    from muro.wire.request import EngineCoreRequest, PoolingParams, SamplingParams
+
+__all__ = [
+    "AsyncMPClient",
+    "CallError",
+    "ClientClosedError",
+    "ConfigError",
+    "ConnectConfig",
+    "Engine",
+    "EngineConfig",
+    "EngineCore",
+    "EngineCoreOutput",
+    "EngineCoreRequest",
+    "EngineDeadError",
+    "EngineInfo",
+    "EngineStatus",
+    "FinishReason",
+    "InprocClient",
+    "InvalidRequestError",
+    "MuroError",
+    "OutputBatch",
+    "PoolingParams",
+    "RequestError",
+    "SamplingParams",
+    "StartupError",
+    "StepResult",
+    "SyncMPClient",
+    "connect",
+    "connect_async",
+    "operation",
+]
+
+_HOME = {
+    "muro.clients.aio": "AsyncMPClient",
+    "muro.clients.connect": "connect connect_async",
+    "muro.clients.inproc": "InprocClient",
+    "muro.clients.interface": "EngineStatus OutputBatch",
+    "muro.clients.sync": "SyncMPClient",
+    "muro.config": "ConnectConfig EngineConfig",
+    "muro.engine.interface": "Engine EngineCore EngineInfo StepResult operation",
+    "muro.errors": (
+        "CallError ClientClosedError ConfigError EngineDeadError InvalidRequestError MuroError RequestError "
+        "StartupError"
+    ),
+    "muro.wire.output": "EngineCoreOutput FinishReason",
+    "muro.wire.request": "EngineCoreRequest PoolingParams SamplingParams",
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'muro' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -69,6 +69,7 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
     """TCP host for engines that dial in; None keeps everything on ipc."""
     handshake_port: int = 0
     startup_timeout: float = 600.0
+    """How long an engine that is starting may show no progress before the start is given up."""
     close_timeout: float = 10.0
     """How long `close` waits for an engine that was asked to stop before it is killed."""
     socket_dir: str | None = None

@@ -22,6 +22,7 @@ crosses the wire (see `wire.failure`), and the HTTP `status` that the server ans
      |- StartupError                an engine did not come up: rank, phase, exit status, last log lines
      |- EngineDeadError             an engine ended under us: rank, generation, pid, exit status, cause
      |- ClientClosedError           you closed the client
+     |- UsageError                  an object is used in a way that it does not allow
      |- ProtocolError               bytes that are not the protocol
      |   |- LocalProtocolError      we were asked to send them: our caller's fault
      |   `- RemoteProtocolError     a peer sent them
@@ -239,6 +240,13 @@ class ClientClosedError(MuroError):
 
     code = "client_closed"
     status = 503
+
+
+class UsageError(MuroError):
+    """An object is used in a way that it does not allow: a second reader, another event loop, after a fork."""
+
+    code = "usage"
+    status = 500
 
 
 class ProtocolError(MuroError):

@@ -2,10 +2,20 @@
 
 import importlib
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
 SURFACE = {
+    "muro": {
+        *("AsyncMPClient", "InprocClient", "SyncMPClient", "connect", "connect_async"),
+        *("ConnectConfig", "EngineConfig", "EngineStatus", "OutputBatch"),
+        *("EngineCoreOutput", "EngineCoreRequest", "FinishReason", "PoolingParams", "SamplingParams"),
+        *("Engine", "EngineCore", "EngineInfo", "StepResult", "operation"),
+        *("CallError", "ClientClosedError", "ConfigError", "EngineDeadError"),
+        *("InvalidRequestError", "MuroError", "RequestError", "StartupError"),
+    },
     "muro.engine": {"Engine", "EngineCore", "EngineInfo", "StepResult", "operation"},
 }
 
@@ -16,3 +26,14 @@ def test_public_names(module: str) -> None:
     assert set(loaded.__all__) == SURFACE[module]
     assert all(getattr(loaded, name) is not None for name in loaded.__all__)
     assert SURFACE[module] <= set(dir(loaded))
+
+
+def test_importing_the_package_loads_no_room() -> None:
+    code = "import sys, muro; print([name for name in sys.modules if name.startswith('muro.')])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        importlib.import_module("muro").nothing

@@ -70,8 +70,9 @@ def ignore_term(context: ChildContext) -> int:
 def hold_lock(context: ChildContext) -> int:
     """Sits in native code that holds the interpreter lock."""
     context.page.set_phase("holding")
-    ctypes.PyDLL(None).sleep(600)
-    return 0
+    native = ctypes.PyDLL(None)
+    while True:  # a signal ends a sleep early
+        native.sleep(600)
 
 
 def stop_politely(context: ChildContext) -> int:
@@ -126,9 +127,9 @@ def describe(context: ChildContext) -> int:
         "flags": {name: getattr(sys.flags, name) for name in context.payload["flags"]},
         "xoptions": sys._xoptions,
         "warnoptions": sys.warnoptions,
-        "env": {name: os.environ.get(name) for name in context.payload.get("env", [])},
-        "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
-        "inheritable": [int(n) for n in os.listdir("/proc/self/fd") if int(n) > 2 and _inheritable(int(n))],
+        "env": {name: os.environ.get(name) for name in context.payload.get("names", [])},
+        "descriptors": sorted(_descriptors()),
+        "inheritable": [number for number, _ in _descriptors() if number > 2 and os.get_inheritable(number)],
         "main": getattr(sys.modules["__main__"], "__file__", None),
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "group": os.getpgrp() == os.getpid(),
@@ -139,8 +140,11 @@ def describe(context: ChildContext) -> int:
     return 0
 
 
-def _inheritable(descriptor: int) -> bool:
-    try:
-        return os.get_inheritable(descriptor)
-    except OSError:  # the one that listdir itself used
-        return False
+def _descriptors() -> list[tuple[int, str]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+        except FileNotFoundError:  # the one that listdir itself used
+            continue
+    return found

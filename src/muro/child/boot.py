@@ -45,6 +45,7 @@ def main() -> int:
         ring.take_standard_streams()
         ring.watch()
         faulthandler.enable(all_threads=False)  # last words of a native crash; the log's tail holds one thread
+        faulthandler.register(signal.SIGQUIT, all_threads=False, chain=False)  # the parent may ask where we stand
         context = open_context(config)
         target = _load(config["target"])
         phase = ""

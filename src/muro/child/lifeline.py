@@ -11,7 +11,8 @@ parent ends, however it ends, the kernel closes that end. Two watches, because e
 ``PR_SET_PDEATHSIG`` is not used: it fires when the *thread* that spawned the child ends.
 
 Invariants:
-- The child is the leader of its process group, so the group is the child and what it has started.
+- The child leads its process group, so the group is the child and what it has started. (A process that does
+  not, because something else started it, ends alone.)
 - There is no moment unwatched: after arming, both the pipe and the parent's identity are looked at once more.
 """
 
@@ -19,11 +20,9 @@ import fcntl
 import os
 import select
 import signal
-import sys
 import threading
 
 LOST_PARENT = 12  # as in wire.failure.ExitCode
-_LINUX = sys.platform == "linux"
 # Not all Python builds name these constants of Linux.
 _F_SETOWN = getattr(fcntl, "F_SETOWN", 8)
 _F_SETSIG = getattr(fcntl, "F_SETSIG", 10)
@@ -36,15 +35,13 @@ def arm(lifeline_fd: int, parent_pid: int) -> None:
         lifeline_fd: read end of the silent pipe.
         parent_pid: process id of the parent; must still be our parent.
     """
-    watched = [lifeline_fd]
-    if _LINUX:
-        fcntl.fcntl(lifeline_fd, _F_SETOWN, -os.getpgrp() if os.getpgrp() == os.getpid() else os.getpid())
-        fcntl.fcntl(lifeline_fd, _F_SETSIG, int(signal.SIGKILL))
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
-        try:
-            watched.append(os.pidfd_open(parent_pid))
-        except ProcessLookupError:
-            os._exit(LOST_PARENT)
+    fcntl.fcntl(lifeline_fd, _F_SETOWN, -os.getpid() if _leads_group() else os.getpid())
+    fcntl.fcntl(lifeline_fd, _F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    try:
+        watched = [lifeline_fd, os.pidfd_open(parent_pid)]
+    except ProcessLookupError:
+        os._exit(LOST_PARENT)
     if _ended(watched, 0) or os.getppid() != parent_pid:
         os._exit(LOST_PARENT)
     threading.Thread(target=_watch, args=(watched,), name="muro-lifeline", daemon=True).start()
@@ -52,9 +49,13 @@ def arm(lifeline_fd: int, parent_pid: int) -> None:
 
 def _watch(descriptors: list[int]) -> None:
     _ended(descriptors, None)
-    if os.getpgrp() == os.getpid():
+    if _leads_group():
         os.killpg(0, signal.SIGKILL)
     os._exit(LOST_PARENT)
+
+
+def _leads_group() -> bool:
+    return os.getpgrp() == os.getpid()
 
 
 def _ended(descriptors: list[int], timeout_ms: int | None) -> bool:

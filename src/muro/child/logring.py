@@ -48,10 +48,23 @@ def read_tail(descriptor: int, lines: int) -> str:
     start = max(0, end - TAIL_BYTES)
     text = os.pread(descriptor, end - start, start)
     if start == 0 and text.count(b"\n") <= lines:
-        before = os.pread(descriptor, CAPACITY - end, end).partition(b"\0")[0]
-        text = before[-TAIL_BYTES:].partition(b"\n")[2] + text  # its first line is half overwritten
+        text = _old_lap(descriptor, end)[-TAIL_BYTES:].partition(b"\n")[2] + text  # its first line is half overwritten
     kept = text[-TAIL_BYTES:].replace(b"\0", b"").decode("utf-8", "replace").splitlines()
     return "\n".join(kept[-lines:])
+
+
+def read_new(descriptor: int, seen: int) -> tuple[str, int]:
+    """What was written since the position was `seen`, and the position now. Right within a lap and the next."""
+    end = os.lseek(descriptor, 0, os.SEEK_CUR)
+    if end < seen:
+        text = _old_lap(descriptor, seen) + os.pread(descriptor, end, 0)
+    else:
+        text = os.pread(descriptor, end - seen, seen)
+    return text.replace(b"\0", b"").decode("utf-8", "replace"), end
+
+
+def _old_lap(descriptor: int, start: int) -> bytes:
+    return os.pread(descriptor, CAPACITY - start, start).partition(b"\0")[0]
 
 
 class LogRing:

@@ -258,7 +258,7 @@ class EngineHost:
         try:
             result = find_operation(self._operations, event.method, self._name).run(event.args)
         except Exception as error:
-            return [self._failed_call(event, error)]
+            return [self.failed_call(event, error)]
         if isinstance(result, Future):
             result.add_done_callback(lambda done: self._post_late(self._late_answer(event, done)))
             return []
@@ -268,9 +268,10 @@ class EngineHost:
         try:
             return self._answer(event, value=done.result(timeout=0))
         except BaseException as error:  # a cancelled future raises CancelledError, and the caller must hear of it
-            return self._failed_call(event, error)
+            return self.failed_call(event, error)
 
-    def _failed_call(self, event: Call, error: BaseException) -> Routed:
+    def failed_call(self, event: Call, error: BaseException) -> Routed:
+        """The answer to a call that failed, or that never came in (any thread)."""
         return self._answer(event, failure=call_failure_text(event.method, error))
 
     def _answer(self, event: Call, *, value: Any = None, failure: str | None = None) -> Routed:

@@ -39,7 +39,13 @@ def load_engine(name: str, *, model: str | None, options: dict[str, Any], report
     Raises:
         ConfigError: the name leads nowhere, or an option does not fit.
     """
-    factory = find_factory(name)
+    return build_engine(name, find_factory(name), model=model, options=options, report=report)
+
+
+def build_engine(
+    name: str, factory: Factory, *, model: str | None, options: dict[str, Any], report: Report
+) -> EngineCore:
+    """Call a factory with what it names. Raises ConfigError for an option that does not fit."""
     return factory(**_arguments(name, factory, model=model, options=options, report=report))
 
 

@@ -26,11 +26,12 @@ class Operation:
         parameters = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD]
         self._variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self._parameters = [(p.name, hints.get(p.name, Any)) for p in parameters if p.kind is not p.VAR_POSITIONAL]
-        self._required = sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in parameters)
+        self.required = sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in parameters)
+        """Arguments that must be given."""
 
     def run(self, args: list[Any]) -> Any:
         """Call it. Raises InvalidRequestError for arguments that do not fit, else what the method raises."""
-        if len(args) < self._required or (len(args) > len(self._parameters) and not self._variadic):
+        if len(args) < self.required or (len(args) > len(self._parameters) and not self._variadic):
             names = ", ".join(name for name, _ in self._parameters)
             raise InvalidRequestError(f"{self.name}({names}) was called with {len(args)} arguments")
         return self._method(*self._convert(args))

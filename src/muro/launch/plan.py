@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from muro.config import ConnectConfig, EngineConfig
+from muro.errors import ConfigError
 from muro.ids import EngineRank
 from muro.wire.handshake import Addresses, Expected, Features, Init
 
@@ -42,8 +43,11 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return ["--rank", str(rank), "--engine", config.engine, *model]
 
     def payload(self, rank: EngineRank) -> dict[str, Any]:
-        """The settings of a local engine as plain JSON values."""
-        values: dict[str, Any] = msgspec.to_builtins(self.local[rank])
+        """The settings of a local engine as plain JSON values; raises `ConfigError` if some cannot be."""
+        try:
+            values: dict[str, Any] = msgspec.to_builtins(self.local[rank], str_keys=True)
+        except TypeError as error:
+            raise ConfigError(f"the options of {self.name(rank)} must be plain JSON values: {error}") from error
         return values
 
 

@@ -34,7 +34,7 @@ import msgspec
 
 import muro.child
 from muro.child.context import ChildConfig, read_failure
-from muro.child.logring import create_log, read_tail
+from muro.child.logring import create_log, read_new, read_tail
 from muro.config import child_environment
 from muro.errors import ConfigError, StartupError
 from muro.launch.death import UNKNOWN_STATUS, Death
@@ -44,6 +44,7 @@ from muro.wire.failure import FailureRecord
 from muro.wire.progress import Progress
 
 _REAP_TIMEOUT = 5.0
+_DUMP_TIMEOUT = 0.5
 _FIRST_PHASE = "interpreter"
 """Shown until the child says otherwise: Python itself is starting."""
 
@@ -86,6 +87,15 @@ def spawn(
     if not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
         raise ConfigError("engines in a process of their own need Linux; elsewhere use InprocClient")
     name = name or target
+    try:
+        return _spawn(target, payload, title, child_environment(env or {}), name, generation)
+    except OSError as error:
+        raise StartupError(f"{name} did not start: no process could be made for it: {error}", phase="spawn") from error
+
+
+def _spawn(
+    target: str, payload: Mapping[str, Any], title: Sequence[str], env: dict[str, str], name: str, generation: int
+) -> Child:
     with contextlib.ExitStack() as lent, contextlib.ExitStack() as kept:
         _avoid_standard_descriptors(lent)
         parts = _Parts.open(kept, generation)
@@ -103,13 +113,19 @@ def spawn(
         )
         config_fd = _memory_file(lent, "muro-config", _json(config))
         boot = os.path.join(os.path.dirname(muro.child.__file__), "boot.py")
-        command = [executable(), *interpreter_arguments(), "-P", boot, target, *title, "--config-fd", str(config_fd)]
-        shared = (config_fd, lifeline_read, parts.failure, parts.page.fileno(), parts.log)
-        process = _start(command, parts.log, shared, child_environment(env or {}), name)
+        process = subprocess.Popen(
+            [executable(), *interpreter_arguments(), "-P", boot, target, *title, "--config-fd", str(config_fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=parts.log,
+            stderr=parts.log,
+            pass_fds=(config_fd, lifeline_read, parts.failure, parts.page.fileno(), parts.log),
+            env=env,
+            process_group=0,  # Ctrl-C on the terminal reaches the parent first, which then decides
+        )
         kept.callback(_kill_unheld, process)
-        sentinel = os.pidfd_open(process.pid)
+        child = Child(name, process, os.pidfd_open(process.pid), parts)
         kept.pop_all()
-        return Child(name, process, sentinel, parts)
+        return child
 
 
 class _Parts:
@@ -140,24 +156,30 @@ class _Parts:
 class Child:
     """A child process, seen from its parent; made by `spawn`. Any thread may use it."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], sentinel: int, parts: _Parts) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], pidfd: int, parts: _Parts) -> None:
         self.name = name
         self.pid = process.pid
-        self.sentinel = sentinel
-        """Descriptor that turns readable when the child has ended; -1 after `close`."""
         self._process = process
+        self._pidfd = pidfd
         self._parts = parts
         self._owner = os.getpid()
         self._born = time.monotonic()
         self._status: int | None = None
         self._ended = 0.0
         self._closed = False
+        self._waiting = 0
+        self._log_seen = 0
         self._lock = threading.RLock()
+
+    @property
+    def sentinel(self) -> int:
+        """Descriptor that turns readable when the child has ended; -1 after `close`."""
+        return -1 if self._closed else self._pidfd
 
     def poll(self) -> int | None:
         """Exit code, or minus the number of the signal that ended it; None while it lives. Reaps."""
         with self._lock:
-            if self._status is None and self._mine() and self._has_ended():
+            if self._status is None and self._mine() and _readable(self._pidfd, 0):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)  # what it has started and left behind
                 self._status = self._process.returncode = self._collect()
@@ -169,11 +191,13 @@ class Child:
         with self._lock:
             if self.poll() is not None or not self._mine():
                 return True
-            watched = os.dup(self.sentinel)  # another thread may close ours meanwhile
+            self._waiting += 1  # so that the descriptor stays ours even if another thread closes the handle
         try:
-            _readable(watched, timeout)
+            _readable(self._pidfd, timeout)
         finally:
-            os.close(watched)
+            with self._lock:
+                self._waiting -= 1
+                self._let_go()
         return self.poll() is not None
 
     def terminate(self) -> None:
@@ -181,7 +205,7 @@ class Child:
         with self._lock:
             if self.poll() is None and self._mine():
                 with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self.sentinel, signal.SIGTERM)
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def kill(self) -> None:
         """End it and everything in its process group at once (SIGKILL)."""
@@ -199,6 +223,28 @@ class Child:
         """The last lines that it wrote to standard output and error."""
         with self._lock:
             return "" if self._closed else read_tail(self._parts.log, lines)
+
+    def new_log(self) -> str:
+        """What it wrote since the last call, to be shown to people; incomplete if that was several laps ago."""
+        with self._lock:
+            if self._closed:
+                return ""
+            text, self._log_seen = read_new(self._parts.log, self._log_seen)
+            return text
+
+    def dump_stack(self) -> None:
+        """Let it write into its log where its main thread stands, even while it holds the interpreter lock.
+
+        Returns when that has happened, or it has ended, or after `_DUMP_TIMEOUT` seconds.
+        """
+        with self._lock:
+            if self.poll() is None and self._mine():
+                before = self.log_tail()
+                signal.pidfd_send_signal(self._pidfd, signal.SIGQUIT)
+                deadline = time.monotonic() + _DUMP_TIMEOUT
+                while self.log_tail() == before and not self.wait(0.02) and time.monotonic() < deadline:
+                    pass
+                self.wait(0.02)  # a dump is several lines, each written by itself
 
     def progress(self) -> Progress:
         """What its progress page shows."""
@@ -229,18 +275,19 @@ class Child:
             self.wait(_REAP_TIMEOUT)
             self._closed = True
             self._parts.close()
-            os.close(self.sentinel)
-            self.sentinel = -1
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._closed and not self._waiting and self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     def _mine(self) -> bool:
         return not self._closed and os.getpid() == self._owner
 
-    def _has_ended(self) -> bool:
-        return _readable(self.sentinel, 0)
-
     def _collect(self) -> int:
         try:
-            result = os.waitid(os.P_PIDFD, self.sentinel, os.WEXITED)
+            result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         except ChildProcessError:  # SIGCHLD is ignored in this program, or somebody waits for any child
             return UNKNOWN_STATUS
         if result is None:
@@ -249,23 +296,6 @@ class Child:
 
     def __repr__(self) -> str:
         return f"<Child {self.name!r}, pid {self.pid}, status {self._status}>"
-
-
-def _start(
-    command: list[str], log: int, shared: tuple[int, ...], env: dict[str, str], name: str
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=shared,
-            env=env,
-            process_group=0,  # Ctrl-C on the terminal reaches the parent first, which then decides
-        )
-    except OSError as error:
-        raise StartupError(f"{name} did not start: {command[0]} cannot be run: {error}", phase="spawn") from error
 
 
 def _kill_unheld(process: subprocess.Popen[bytes]) -> None:

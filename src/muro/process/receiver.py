@@ -176,13 +176,16 @@ class Receiver:
         self._inbox.put(Add(client, origin, request.request_id, request.current_wave, prepared, size))
 
     def _refuse(self, origin: ClientIndex, frames: Sequence[Frame], error: Exception) -> None:
-        """A message that is not the protocol: answer it if it is a request that can be identified."""
-        known = self._decoder.salvage(frames)
-        if known is None:
+        """A message that is not the protocol: answer it if it is a request or a call that can be identified."""
+        if (known := self._decoder.salvage(frames)) is not None:
+            request_id, client_index = known
+            self._reject(self._client(client_index, origin), request_id, InvalidRequestError(str(error)))
+        elif (call := self._decoder.salvage_call(frames)) is not None:
+            client_index, call_id, method = call
+            event = Call(self._client(client_index, origin), call_id, method, [])
+            self._outbox.put([self._host.failed_call(event, error)])
+        else:
             self._count_drop()
-            return
-        request_id, client_index = known
-        self._reject(self._client(client_index, origin), request_id, InvalidRequestError(str(error)))
 
     def _reject(self, client: ClientIndex, request_id: str, error: Exception) -> None:
         self._outbox.put([self._host.rejection(client, request_id, error)])

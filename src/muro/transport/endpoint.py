@@ -33,7 +33,7 @@ PATH_LIMIT: int = zmq.IPC_PATH_MAX_LEN
 
 _PREFIX = "muro-"
 _RANDOM_LENGTH = 8  # what tempfile appends
-_LONGEST_ROLE = 24
+_LONGEST_ROLE = 20
 _SHORT_ROOTS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 the directory made below is private
 _TCP = re.compile(r"tcp://(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:/]+)):(?P<port>[0-9]{1,5})")
 
@@ -164,7 +164,7 @@ class EndpointDirectory:
 
 
 def ipc_endpoint(directory: EndpointDirectory, role: str) -> str:
-    """The address of one socket by its role, for instance "handshake" or "input-0"; at most 24 characters."""
+    """The address of one socket by its role, for instance "handshake" or "input-0"; at most 20 characters."""
     if not directory.path:
         raise ConfigError("the socket directory is not open")
     if len(role) > _LONGEST_ROLE or not re.fullmatch(r"[a-z0-9-]+", role):

@@ -66,9 +66,10 @@ class ProgressPage:
     def attach(cls, fd: int) -> ProgressPage:
         """The page behind an inherited descriptor, owned from now on; notes this process as the one that writes.
 
-        Raises InternalError if the descriptor is something else.
+        Raises InternalError, and closes the descriptor, if it is something else.
         """
         if os.fstat(fd).st_size != PAGE_SIZE:
+            os.close(fd)
             raise InternalError(f"descriptor {fd} is no progress page")
         page = cls(fd, mmap.mmap(fd, PAGE_SIZE))
         try:

@@ -13,8 +13,8 @@ import os
 class Wakeup:
     """A descriptor that turns readable when `set` is called and stays so until `clear`.
 
-    The constructor opens nothing; `open` (or `with`) does. After `close`, `set` and `clear` do nothing, so that
-    a late waker needs no lock against the closing thread.
+    The constructor opens nothing; `open` (or `with`) does. Before and after, `set` and `clear` do nothing; but
+    close it only when no other thread can be inside `set`, whose descriptor number might be somebody else's by then.
     """
 
     def __init__(self) -> None:
@@ -28,15 +28,18 @@ class Wakeup:
 
     def set(self) -> None:
         """Make the descriptor readable."""
-        # EAGAIN: the counter is full, so it is readable already. EBADF: closed meanwhile.
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._fd, 1)
+        fd = self._fd
+        if fd >= 0:
+            with contextlib.suppress(BlockingIOError):  # the counter is full, so it is readable already
+                os.eventfd_write(fd, 1)
 
     def clear(self) -> bool:
         """Make it unreadable again; whether it had been set. Clear first, then look into the queue."""
+        if self._fd < 0:
+            return False
         try:
             os.eventfd_read(self._fd)
-        except OSError:
+        except BlockingIOError:
             return False
         return True
 

@@ -133,7 +133,7 @@ class FailureRecord(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """JSON of at most MAX_RECORD_BYTES; the beginning of a long traceback is cut off."""
-        keep = MAX_RECORD_BYTES // 8  # a character takes up to 6 bytes as JSON; the message may be as long
+        keep = MAX_RECORD_BYTES // 12  # a character takes up to 6 bytes as JSON
         record = msgspec.structs.replace(
             self, phase=self.phase[:64], kind=self.kind[:64], message=self.message[: keep // 2], code=self.code[:64],
             traceback=self.traceback[-keep:],

@@ -52,6 +52,14 @@ class Logprobs(msgspec.Struct, array_like=True):
     cu: list[int] | None = None
 
 
+class SamplingMask(msgspec.Struct, array_like=True):
+    """Tokens that sampling could choose from (0.28 and later)."""
+
+    token_ids: Tensor
+    offsets: Tensor | None = None
+    cu: list[int] | None = None
+
+
 class OutputError(msgspec.Struct):
     """Why a request ended with ERROR (0.33 and later)."""
 
@@ -78,7 +86,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     routed_experts: Tensor | None = None
     num_nans_in_logits: int = 0
     mm_cache_miss_hashes: list[str] | None = None
-    new_sampling_mask: list[Any] | None = None
+    new_sampling_mask: SamplingMask | None = None
     spec_decode_metrics: dict[str, Any] | None = None
     prompt_token_id_logprobs: Tensor | None = None
     error: OutputError | None = None

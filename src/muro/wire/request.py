@@ -137,10 +137,21 @@ class PlaceholderRange(msgspec.Struct):
     is_embed: Tensor | None = None
 
 
+class MultiModalItem(msgspec.Struct):
+    """One keyword argument of the model for an item.
+
+    `data` is None, a number, a `Tensor`, or a nested list of these. `field` is `[name, kwargs]`: "batched",
+    "shared" or "flat", and how the items of a batch are put together (section 9.3).
+    """
+
+    data: Any
+    field: list[Any]
+
+
 class MultiModalFeature(msgspec.Struct):
     """One image, sound or the like; `data` is nil when the engine has it cached (section 9.3)."""
 
-    data: dict[str, Any] | None
+    data: dict[str, MultiModalItem] | None
     modality: str
     identifier: str
     mm_position: PlaceholderRange

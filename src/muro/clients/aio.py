@@ -1,0 +1,280 @@
+"""AsyncMPClient: engines in processes of their own, for one asyncio loop. No thread of its own.
+
+Outputs are read in the loop's thread and put straight where their readers wait. Invariants:
+
+- Everything but `close` happens in the thread of the loop that ran when the client was made.
+- Submitting never awaits: a request is either refused with an error or known to the session and sent, so a
+  cancelled caller leaves nothing half done.
+- A stream that loses its reader aborts its request. The collector may notice that in any thread and in the
+  midst of anything, so the attempt is only put into a queue and the loop woken.
+- The loop holds the client weakly: a client that nobody holds is finalized although its sockets are watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
+
+from muro.clients.aio_stream import AsyncStream, Feed
+from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
+from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
+from muro.clients.link import LAST_OUTPUTS_GRACE, NOTICE_PATIENCE, Link
+from muro.clients.session import Attempt, Message, Session, StatsListener, unreachable
+from muro.clients.status import engine_statuses
+from muro.clients.weak import weakly
+from muro.errors import CallTimeoutError, UsageError
+from muro.ids import EngineRank
+from muro.launch.supervisor import EngineDied
+from muro.transport.aio import AsyncReader
+from muro.transport.sockets import Frame
+from muro.wire.codec import Marker
+from muro.wire.ops import Op
+from muro.wire.request import EngineCoreRequest
+
+Reply = TypeVar("Reply")
+
+
+class AsyncMPClient:
+    """Made by `connect.connect_async`; see `interface.AsyncEngineCoreClient` for what its methods promise."""
+
+    def __init__(self, session: Session, link: Link) -> None:
+        self._session = session
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._reader = AsyncReader(self._loop)
+        self._batch_readers: deque[asyncio.Future[None]] = deque()
+        self._gone: deque[Attempt] = deque()
+        self._finalizer = weakref.finalize(self, finalize_in_loop, self._loop, self._reader, link)
+
+    def start(self) -> AsyncMPClient:
+        """Begin to read. Called once, by the factory, in the client's loop."""
+        self._reader.watch(self._link.outputs, weakly(self._on_frames))
+        for sentinel in self._link.sentinels:
+            self._reader.watch_descriptor(sentinel, weakly(self._on_end, sentinel))
+        return self
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
+        self._check_here()
+        self._send_request(*self._session.add(request, None, time.time()))
+
+    async def get_outputs(self, timeout: float | None = None) -> OutputBatch:  # noqa: ASYNC109 twin of the other client
+        """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
+        self._check_here()
+        deadline = None if timeout is None else self._loop.time() + timeout
+        waited = False
+        while (batch := self._session.take_batch()) is None:
+            self._session.check()
+            if waited and deadline is not None and self._loop.time() >= deadline:
+                return NO_OUTPUTS
+            await self._next_batch(deadline)
+            waited = True
+        return batch
+
+    def generate(self, request: EngineCoreRequest) -> AsyncStream:
+        """Send a request; returns the stream of its outputs. Raises as `add_request`."""
+        self._check_here()
+        feed = Feed()
+        attempt, message = self._session.add(request, feed, time.time())
+        self._send_request(attempt, message)
+        return AsyncStream(self, attempt, feed, self._loop)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests; ids that are not in flight are ignored. A stream of one of them ends with ABORT."""
+        self._check_here()
+        for message in self._session.abort(request_ids):
+            self._link.send(message)
+
+    async def call(
+        self,
+        op: Op[Reply] | str,
+        *args: Any,
+        timeout: float | None = None,  # noqa: ASYNC109
+        engine: int | None = None,
+    ) -> Reply:
+        """Run an operation on one engine, or on all (None); returns the answer of the lowest rank.
+
+        Cancelling it gives up waiting; the operation may still happen. Raises UnknownOperationError,
+        CallFailedError, CallTimeoutError, InvalidRequestError if an argument cannot be sent.
+        """
+        answers = await self._call(op, args, timeout, engine)
+        return cast(Reply, answers[min(answers)])
+
+    async def call_all(
+        self,
+        op: Op[Reply] | str,
+        *args: Any,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> dict[EngineRank, Reply]:
+        """As `call` on all engines; returns every answer."""
+        return await self._call(op, args, timeout, None)
+
+    def engines(self) -> list[EngineStatus]:
+        """How each engine is, by rank."""
+        return engine_statuses(self._session, self._link)
+
+    def observe_stats(self, listener: StatsListener | None) -> None:
+        """Call `listener(rank, stats)` for every statistics report of an engine."""
+        self._session.on_stats = listener
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError or ClientClosedError if no request can be served. Asks the engine nothing."""
+        self._check_here()
+        self._session.check()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the engines that were started here and release everything. Blocks; any thread may call it."""
+        if runs_in(self._loop) or self._loop.is_closed() or not self._loop.is_running():
+            self._end()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop was closed just now
+                self._loop.call_soon_threadsafe(self._end)
+        close_in_loop(self._loop, self._reader, self._link, timeout)
+        self._finalizer.detach()
+
+    async def aclose(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Close without blocking the loop. Once begun it goes on to its end, cancelled or not."""
+        if not runs_in(self._loop):
+            raise UsageError("this client belongs to another event loop; from elsewhere, call close()")
+        self._end()
+        try:
+            await in_thread(lambda: self._link.stop(timeout))
+        finally:
+            release_in_loop(self._loop, self._reader, self._link, patience=0.0)
+            self._finalizer.detach()
+
+    async def __aenter__(self) -> AsyncMPClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def reader_gone(self, attempt: Attempt) -> None:
+        """Take note that nobody reads this attempt any more (any thread, any moment)."""
+        self._gone.append(attempt)
+        with contextlib.suppress(RuntimeError):  # a closed loop: then the engine is being stopped too
+            self._loop.call_soon_threadsafe(self._drop_gone)
+
+    def _check_here(self) -> None:
+        if not runs_in(self._loop):
+            self._link.check_process()
+            raise UsageError("this client belongs to another event loop; make one of its own in each loop")
+        if self._gone:
+            self._drop_gone()  # their ids may be wanted again
+
+    def _send_request(self, attempt: Attempt, message: Message) -> None:
+        if not self._link.send(message):
+            self._session.drop([attempt])
+            self._bury()
+            self._session.check()
+            raise unreachable(message)
+
+    def _drop_gone(self) -> None:
+        gone = []
+        while self._gone:
+            gone.append(self._gone.popleft())
+        for message in self._session.drop(gone):
+            self._link.send(message)
+
+    async def _call(
+        self,
+        op: Op[Any] | str,
+        args: tuple[Any, ...],
+        timeout: float | None,  # noqa: ASYNC109
+        engine: int | None,
+    ) -> dict[EngineRank, Any]:
+        self._check_here()
+        over: asyncio.Future[None] = self._loop.create_future()
+        call, messages = self._session.call(op, args, engine, lambda: _finish(over))
+        timer = None if timeout is None else self._loop.call_later(timeout, _finish, over)
+        try:
+            for message in messages:
+                if not self._link.send(message):
+                    self._bury()
+                    self._session.check()
+                    raise unreachable(message)
+            await over
+            if not call.over:
+                raise CallTimeoutError(f"no answer to {call.method!r} within {timeout} s", method=call.method)
+            return call.result()
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._session.calls.end(call, None)
+
+    async def _next_batch(self, deadline: float | None) -> None:
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._batch_readers.append(ready)
+        timer = None if deadline is None else self._loop.call_at(deadline, _finish, ready)
+        try:
+            await ready
+        except asyncio.CancelledError:
+            self._wake_batch_readers(1)  # the news that was meant for us is another reader's now
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            with contextlib.suppress(ValueError):
+                self._batch_readers.remove(ready)
+
+    def _wake_batch_readers(self, most: int | None = None) -> None:
+        woken = 0
+        while self._batch_readers and woken != most:
+            woken += _finish(self._batch_readers.popleft())
+
+    def _on_frames(self, frames: list[Frame]) -> None:
+        message = self._link.decode(frames)
+        if message is None:
+            return
+        if isinstance(message, Marker):
+            self._on_notice()
+            return
+        self._session.receive(message)
+        if self._batch_readers:
+            self._wake_batch_readers(1)
+
+    def _on_notice(self, *, patience: bool = True) -> None:
+        """An engine has announced its death: bury it with its cause, if that becomes known soon."""
+        if self._session.error is not None:
+            return
+        died = self._link.announced()
+        if died is None and patience:
+            self._loop.call_later(NOTICE_PATIENCE, weakly(self._on_notice_again))
+        else:
+            self._died(died or self._link.nameless_death())
+
+    def _on_notice_again(self) -> None:
+        self._on_notice(patience=False)
+
+    def _on_end(self, sentinel: int) -> None:
+        """A child has ended; what it sent before may still be on its way through the socket."""
+        self._reader.forget(sentinel)
+        self._loop.call_later(LAST_OUTPUTS_GRACE if len(self._session) else 0, weakly(self._bury))
+
+    def _bury(self) -> None:
+        for died in self._link.deaths():
+            self._died(died)
+
+    def _died(self, died: EngineDied) -> None:
+        self._session.died(died.rank, died.generation, died.error)
+        self._session.end(died.error)  # the policy of now: one dead engine ends its client
+        self._wake_batch_readers()
+
+    def _end(self) -> None:
+        """Nothing more is accepted or delivered; the engines hear that their requests are over."""
+        for message in self._session.close():
+            self._link.send(message)
+        self._wake_batch_readers()
+
+
+def _finish(waiting: asyncio.Future[None]) -> bool:
+    """Wake who waits; whether somebody did."""
+    if waiting.done():
+        return False
+    waiting.set_result(None)
+    return True

@@ -1,0 +1,113 @@
+"""Outputs of one request for one asyncio reader: a deque and at most one future, no asyncio.Queue.
+
+Several outputs that wait are handed out without suspending the reader in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from muro.clients.session import Attempt
+from muro.errors import MuroError, UsageError
+from muro.wire.failure import error_from_wire
+from muro.wire.output import EngineCoreOutput, FinishReason
+
+
+class Owner(Protocol):
+    """Who is told of readers that are gone. May be called in any thread, at any moment: it must only take note."""
+
+    def reader_gone(self, attempt: Attempt) -> None: ...
+
+
+class Feed:
+    """What a session puts the outputs of a request into. Holds nothing of its reader but a future."""
+
+    __slots__ = ("error", "outputs", "waiting")
+
+    def __init__(self) -> None:
+        self.outputs: deque[EngineCoreOutput] = deque()
+        self.error: MuroError | None = None
+        self.waiting: asyncio.Future[None] | None = None
+
+    def put(self, output: EngineCoreOutput) -> None:
+        self.outputs.append(output)
+        waiting = self.waiting
+        if waiting is not None:
+            self.waiting = None
+            if not waiting.done():  # its task may have been cancelled meanwhile
+                waiting.set_result(None)
+
+    def fail(self, error: MuroError) -> None:
+        self.error = error
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+
+class AsyncStream:
+    """See `interface.AsyncOutputStream`. Once it has ended, however it did, it is empty."""
+
+    __slots__ = ("_attempt", "_feed", "_loop", "_open", "_outputs", "_owner")
+
+    def __init__(self, owner: Owner, attempt: Attempt, feed: Feed, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner = owner
+        self._attempt = attempt
+        self._feed = feed
+        self._outputs = feed.outputs
+        self._loop = loop
+        self._open = True
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> EngineCoreOutput:
+        outputs = self._outputs
+        if not outputs:
+            await self._wait()
+        output = outputs.popleft()
+        if output.finish_reason is not None:
+            self._open = False
+            if output.finish_reason == FinishReason.ERROR:
+                raise error_from_wire(output.error, request_id=output.request_id)
+        return output
+
+    async def aclose(self) -> None:
+        """Abort the request if it has not ended."""
+        self._drop()
+
+    async def _wait(self) -> None:
+        """Return when there is an output; else raise."""
+        feed = self._feed
+        if not self._open:
+            raise StopAsyncIteration
+        if feed.waiting is not None:
+            raise UsageError(f"the stream of request {self._attempt.request_id!r} is read by another task already")
+        if feed.error is None:
+            waiting = feed.waiting = self._loop.create_future()
+            try:
+                await waiting
+            except BaseException:  # cancelled, or the loop ends
+                feed.waiting = None
+                self._drop()
+                raise
+        if not self._outputs and feed.error is not None:
+            self._open = False
+            raise feed.error
+        if not self._outputs:  # closed by another task meanwhile
+            raise StopAsyncIteration
+
+    def _drop(self) -> None:
+        if self._open:
+            self._open = False
+            self._outputs = deque()  # what the session may still bring is nobody's
+            self._owner.reader_gone(self._attempt)
+            waiting, self._feed.waiting = self._feed.waiting, None
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    def __del__(self) -> None:
+        if self._open:
+            self._open = False
+            self._owner.reader_gone(self._attempt)

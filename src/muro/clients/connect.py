@@ -1,0 +1,128 @@
+"""The one factory: settings in, a client out, once every engine is ready.
+
+Binds all sockets first, lends two of them to `launch.startup`, and gives everything back if anything fails or the
+caller gives up: there is no half-ready client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from muro.clients.aio import AsyncMPClient
+from muro.clients.closing import in_thread
+from muro.clients.doors import Doors
+from muro.clients.engine import KnownEngine
+from muro.clients.link import Link
+from muro.clients.polling import Polling
+from muro.clients.session import Session
+from muro.clients.sync import SyncMPClient
+from muro.config import ConnectConfig, EngineConfig
+from muro.errors import ConfigError
+from muro.launch.interpreter import engine_name
+from muro.launch.plan import plan_launch
+from muro.launch.shutdown import stop
+from muro.launch.startup import Started, StartupProgress, start
+from muro.transport.wakeup import Wakeup
+from muro.wire.handshake import Features
+from muro.wire.releases import NEWEST, Layout, layout_of_engine
+
+OnProgress = Callable[[StartupProgress], None]
+
+_OURS = frozenset({"rank", "handshake_address", "local", "headless"})
+_CONNECT = frozenset(ConnectConfig.__struct_fields__) - {"engine"}
+_ENGINE = frozenset(EngineConfig.__struct_fields__) - _OURS
+
+
+def connect(
+    config: ConnectConfig | None = None, *, on_progress: OnProgress | None = None, **settings: Any
+) -> SyncMPClient:
+    """Start engines, or wait for them, and return a client for threads when all are ready.
+
+    Args:
+        config: all settings; or give single ones, named as in `ConnectConfig` and `EngineConfig`, for instance
+            `connect(engine="echo", num_engines=2)`. `engine` may also be an importable factory.
+        on_progress: called in this thread with the progress of the start.
+
+    Raises:
+        ConfigError: a setting is wrong; nothing was started.
+        StartupError: an engine did not come up; everything that had been started is gone.
+    """
+    config = make_config(config, settings)
+    doors = Doors.open(config)
+    with contextlib.ExitStack() as undo:
+        undo.callback(doors.close)
+        started = _start(config, doors, on_progress, None)
+        undo.callback(stop, started.children.values(), 0.0, force=True)
+        link = Link(doors, started.children, _layout(started), config.close_timeout)
+        polling = Polling(link)
+        undo.callback(polling.close)
+        client = SyncMPClient(_session(started), link, polling.open())
+        undo.pop_all()
+    return client
+
+
+async def connect_async(
+    config: ConnectConfig | None = None, *, on_progress: OnProgress | None = None, **settings: Any
+) -> AsyncMPClient:
+    """As `connect`, for the running asyncio loop. Cancelling it takes down what was started.
+
+    `on_progress` is called in another thread.
+    """
+    config = make_config(config, settings)
+    doors = Doors.open(config)
+    started: list[Started] = []
+    with contextlib.ExitStack() as undo, Wakeup() as cancel:
+        undo.callback(doors.close)
+        undo.callback(lambda: [stop(s.children.values(), 0.0, force=True) for s in started])
+        await in_thread(lambda: started.append(_start(config, doors, on_progress, cancel)), cancel.set)
+        link = Link(doors, started[0].children, _layout(started[0]), config.close_timeout)
+        client = AsyncMPClient(_session(started[0]), link).start()
+        undo.pop_all()
+    return client
+
+
+def make_config(config: ConnectConfig | None, settings: dict[str, Any]) -> ConnectConfig:
+    """Settings from either a struct or single values. Raises ConfigError that names the wrong one."""
+    if config is not None:
+        if settings:
+            raise ConfigError(f"give either a ConnectConfig or single settings ({', '.join(settings)}), not both")
+        return config
+    if unknown := settings.keys() - _CONNECT - _ENGINE:
+        raise ConfigError(
+            f"there is no setting {', '.join(sorted(unknown))}; settings are {', '.join(sorted(_CONNECT | _ENGINE))}"
+        )
+    engine = {name: value for name, value in settings.items() if name in _ENGINE}
+    if "engine" in engine:
+        engine["engine"] = engine_name(engine["engine"])
+    rest = {name: value for name, value in settings.items() if name in _CONNECT}
+    try:
+        return msgspec.convert(rest | {"engine": engine}, ConnectConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"a setting is wrong: {error}") from error
+
+
+def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, cancel: Wakeup | None) -> Started:
+    features = Features(version("muro"))
+    plan = plan_launch(config, doors.addresses, doors.handshake_address, features)
+    return start(plan, doors.handshake, doors.inputs, on_progress=on_progress, cancel=cancel)
+
+
+def _session(started: Started) -> Session:
+    engines = {}
+    for rank, ready in started.responses.items():
+        engines[rank] = KnownEngine(rank)
+        engines[rank].joined(ready)
+    # Random beginnings: answers meant for an earlier client of engines that live on are nobody's.
+    return Session(engines, nonce=secrets.token_hex(4), first_call=secrets.randbits(40) + 1)
+
+
+def _layout(started: Started) -> Layout:
+    """In which layout the engines write: ours the newest, others that of their release (all run the same one)."""
+    foreign = [ready.vllm_version for ready in started.responses.values() if ready.muro is None]
+    return layout_of_engine(foreign[0]) if foreign else NEWEST

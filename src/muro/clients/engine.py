@@ -1,0 +1,88 @@
+"""One engine as a session knows it: rank, generation, state. Pure, and a table."""
+
+from __future__ import annotations
+
+import enum
+
+from muro.errors import EngineDeadError, InternalError, MuroError
+from muro.ids import EngineRank, Generation
+from muro.wire.codec import RequestEncoder
+from muro.wire.frames import identity_of
+from muro.wire.handshake import ReadyResponse
+from muro.wire.releases import NEWEST, layout_of_engine
+
+FIRST = Generation(0)
+
+
+class EngineState(enum.Enum):
+    """Where an engine of one generation is."""
+
+    JOINING = "joining"
+    SERVING = "serving"
+    DEAD = "dead"
+    REPLACED = "replaced"
+
+
+TRANSITIONS = {
+    (EngineState.JOINING, "joined"): EngineState.SERVING,
+    (EngineState.JOINING, "died"): EngineState.DEAD,
+    (EngineState.SERVING, "died"): EngineState.DEAD,
+    (EngineState.DEAD, "replaced"): EngineState.REPLACED,
+}
+"""What may happen to an engine, and where it is then. A replaced one stays so: its successor is another engine."""
+
+
+class KnownEngine:
+    """One generation of one rank."""
+
+    def __init__(self, rank: EngineRank, generation: Generation = FIRST) -> None:
+        self.rank = rank
+        self.generation = generation
+        self.identity = identity_of(rank)
+        self.state = EngineState.JOINING
+        self.ready: ReadyResponse | None = None
+        self.error: MuroError | None = None
+        self.in_flight = 0
+        self.encoder = RequestEncoder(NEWEST)
+
+    @property
+    def serving(self) -> bool:
+        return self.state is EngineState.SERVING
+
+    def joined(self, ready: ReadyResponse | None) -> None:
+        """It is ready; requests are written in the layout that it understands (None: it is in this process)."""
+        self._move("joined")
+        self.ready = ready
+        if ready is not None and ready.muro is None:
+            self.encoder = RequestEncoder(layout_of_engine(ready.vllm_version))
+
+    def died(self, generation: int, error: MuroError) -> bool:
+        """It has died; whether that was news: another generation's death and a second one are not."""
+        if generation != self.generation or (self.state, "died") not in TRANSITIONS:
+            return False
+        self._move("died")
+        self.error = error
+        return True
+
+    def replaced_by(self, successor: KnownEngine) -> None:
+        """The next generation is about to join."""
+        if successor.rank != self.rank or successor.generation != self.generation + 1:
+            raise InternalError(
+                f"engine {self.rank} of generation {self.generation} cannot be followed by engine {successor.rank} "
+                f"of generation {successor.generation}"
+            )
+        self._move("replaced")
+
+    def check_serving(self) -> None:
+        """Raises EngineDeadError if it takes no requests."""
+        if self.serving:
+            return
+        if self.error is not None:
+            raise EngineDeadError(self.error.message, rank=self.rank, generation=self.generation) from self.error
+        raise EngineDeadError(f"engine {self.rank} is {self.state.value}", rank=self.rank, generation=self.generation)
+
+    def _move(self, event: str) -> None:
+        try:
+            self.state = TRANSITIONS[self.state, event]
+        except KeyError:
+            raise InternalError(f"engine {self.rank} cannot have {event} while {self.state.value}") from None

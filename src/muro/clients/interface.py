@@ -1,0 +1,172 @@
+"""What a client of engines promises, in two Protocols: for threads, and for asyncio. No behaviour here.
+
+The rules that hold for every client:
+
+- A request that was accepted ends exactly once for its caller: with a final output, with an error, or by the
+  caller's own abort. Outputs carry the caller's id; they are deltas.
+- A client is read in one of two ways, never both: in batches (`add_request`, `get_outputs`), or request by
+  request (`generate`). The first use decides; the other one then raises UsageError.
+- An id may be used again as soon as its request has ended for its caller. The same id twice in flight raises
+  InvalidRequestError.
+- FinishReason.ABORT is delivered as an ordinary last output. FinishReason.ERROR is raised by `generate` as a
+  RequestError; in a batch it is an output with `error` set.
+- When an engine dies, everything that waits and every later use raises EngineDeadError with the cause. Batches
+  that had arrived before are delivered first. After `close` it is ClientClosedError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from muro.ids import EngineRank
+from muro.wire.handshake import ReadyResponse
+from muro.wire.ops import Op
+from muro.wire.output import EngineCoreOutput
+from muro.wire.progress import Progress
+from muro.wire.request import EngineCoreRequest
+from muro.wire.stats import SchedulerStats
+
+Reply = TypeVar("Reply")
+
+
+class OutputBatch(msgspec.Struct, frozen=True):
+    """What one message of an engine brought. False if it holds no outputs (statistics alone, or time was up)."""
+
+    outputs: list[EngineCoreOutput] = []
+    engine: EngineRank | None = None
+    timestamp: float = 0.0
+    """The engine's monotonic seconds, the clock of the outputs' events."""
+    scheduler_stats: SchedulerStats | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.outputs)
+
+
+NO_OUTPUTS = OutputBatch()
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine as its client knows it; reading it asks the engine nothing."""
+
+    rank: EngineRank
+    generation: int = 0
+    state: str
+    """"joining", "serving", "dead" or "replaced"."""
+    ready: ReadyResponse | None = None
+    """What the engine said of itself when it was ready."""
+    pid: int | None = None
+    """None for an engine that was started elsewhere, or that lives in this process."""
+    progress: Progress | None = None
+    """Its progress page; None for an engine that was started elsewhere."""
+    in_flight: int = 0
+    """Requests of this client on it."""
+    error: str = ""
+    """Why it is dead."""
+
+
+class OutputStream(Iterator[EngineCoreOutput], Protocol):
+    """Outputs of one request, the last one with a finish reason. Dropping it aborts the request."""
+
+    def close(self) -> None:
+        """Abort the request if it has not ended."""
+        ...
+
+
+class AsyncOutputStream(Protocol):
+    """Outputs of one request, the last one with a finish reason. Dropping it aborts the request.
+
+    Use it in one `async for`; breaking out of it, cancelling its task or losing the stream aborts the request.
+    """
+
+    def __aiter__(self) -> AsyncIterator[EngineCoreOutput]: ...
+
+    async def aclose(self) -> None:
+        """Abort the request if it has not ended."""
+        ...
+
+
+class EngineCoreClient(Protocol):
+    """A client for threads. Its methods may be called from several threads at once."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
+        ...
+
+    def get_outputs(self, timeout: float | None = None) -> OutputBatch:
+        """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
+        ...
+
+    def generate(self, request: EngineCoreRequest) -> OutputStream:
+        """Send a request; returns the iterator over its outputs. Raises as `add_request`."""
+        ...
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests; ids that are not in flight are ignored. A stream of one of them ends with ABORT."""
+        ...
+
+    def call(self, op: Op[Reply] | str, *args: Any, timeout: float | None = None, engine: int | None = None) -> Reply:
+        """Run an operation on one engine, or on all (None); returns the answer of the lowest rank.
+
+        Raises UnknownOperationError, CallFailedError (also if only one of them fails), CallTimeoutError,
+        InvalidRequestError if an argument cannot be sent.
+        """
+        ...
+
+    def call_all(self, op: Op[Reply] | str, *args: Any, timeout: float | None = None) -> dict[EngineRank, Reply]:
+        """As `call` on all engines; returns every answer."""
+        ...
+
+    def engines(self) -> list[EngineStatus]:
+        """How each engine is, by rank."""
+        ...
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError or ClientClosedError if no request can be served. Asks the engine nothing."""
+        ...
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the engines that were started here and release everything; what waits raises ClientClosedError.
+
+        May be called twice and from any thread. An engine that has not ended after `timeout` seconds (None: as
+        configured) is killed.
+        """
+        ...
+
+
+class AsyncEngineCoreClient(Protocol):
+    """A client for one asyncio loop, the one that ran when it was made; elsewhere its methods raise UsageError.
+
+    What never waits (`add_request`, `generate`, `abort`, `engines`, `check_health`) is not a coroutine. Only
+    `close` may be called from other threads.
+    """
+
+    def add_request(self, request: EngineCoreRequest) -> None: ...
+
+    def get_outputs(self, timeout: float | None = None) -> Awaitable[OutputBatch]: ...
+
+    def generate(self, request: EngineCoreRequest) -> AsyncOutputStream: ...
+
+    def abort(self, request_ids: Iterable[str]) -> None: ...
+
+    def call(
+        self, op: Op[Reply] | str, *args: Any, timeout: float | None = None, engine: int | None = None
+    ) -> Awaitable[Reply]: ...
+
+    def call_all(
+        self, op: Op[Reply] | str, *args: Any, timeout: float | None = None
+    ) -> Awaitable[dict[EngineRank, Reply]]: ...
+
+    def engines(self) -> list[EngineStatus]: ...
+
+    def check_health(self) -> None: ...
+
+    def close(self, timeout: float | None = None) -> None:
+        """As for threads; blocks. Inside the loop, `aclose` is better."""
+        ...
+
+    def aclose(self, timeout: float | None = None) -> Awaitable[None]:
+        """Close without blocking the loop."""
+        ...

@@ -1,0 +1,354 @@
+"""The session: a client's whole knowledge of its engines, requests and calls. Pure: no socket, thread or clock.
+
+Calls in, messages out; messages in, outputs to their readers. A shell around it moves the bytes. The rules:
+
+- Each attempt of a request travels under a wire id of its own: caller's id, hyphen, the client's random nonce
+  and a count. So an id can be used again at once, two front-ends never collide, and what still comes for an
+  attempt that has ended is for an unknown id and vanishes.
+- Per rank there is one engine at a time, with a generation. An event that names an older one changes nothing.
+- A request ends exactly once: with its last output, by the caller's abort, or with the session's error.
+- In batches, outputs get their caller's ids when the batch is taken, not when it comes: an abort in between takes
+  effect, and a reused id never shows the news of its predecessor.
+
+Not safe for threads: the shell holds a lock around every method.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from muro.clients.calls import PendingCall, PendingCalls
+from muro.clients.engine import KnownEngine
+from muro.clients.interface import OutputBatch
+from muro.errors import (
+    ClientClosedError,
+    EngineDeadError,
+    InvalidRequestError,
+    LocalProtocolError,
+    MuroError,
+    RemoteProtocolError,
+    UnsupportedOptionError,
+    UsageError,
+)
+from muro.ids import ClientIndex, EngineRank, RequestId, WireId
+from muro.wire.codec import RequestDecoder
+from muro.wire.control import UtilityRequest
+from muro.wire.frames import Frame, rank_of
+from muro.wire.ops import Op
+from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from muro.wire.request import EngineCoreRequest
+from muro.wire.stats import SchedulerStats
+
+log = logging.getLogger(__name__)
+
+_FIRST_CLIENT = ClientIndex(0)
+
+MAX_REQUEST_ID = 1024
+"""Characters that a caller's request id may have."""
+
+Message = list[Frame]
+"""Frames for the input socket, the engine's identity first."""
+
+StatsListener = Callable[[EngineRank, SchedulerStats], None]
+
+
+class Sink(Protocol):
+    """Where the outputs of one request go."""
+
+    def put(self, output: EngineCoreOutput) -> None: ...
+
+    def fail(self, error: MuroError) -> None: ...
+
+
+class Attempt:
+    """One request on its way through one engine."""
+
+    __slots__ = ("engine", "request_id", "sink", "wire_id")
+
+    def __init__(self, request_id: RequestId, wire_id: WireId, engine: KnownEngine, sink: Sink | None) -> None:
+        self.request_id = request_id
+        self.wire_id = wire_id
+        self.engine = engine
+        self.sink = sink
+
+
+def again(error: MuroError) -> MuroError:
+    """A copy to raise: one exception must not collect the tracebacks of several callers."""
+    fresh = copy.copy(error)
+    fresh.__cause__ = error.__cause__
+    return fresh
+
+
+def unreachable(message: Message) -> EngineDeadError:
+    """The error for a message that could not be sent."""
+    rank = rank_of(message[0])
+    return EngineDeadError(f"engine {rank} is not connected (any more)", rank=rank)
+
+
+class Session:
+    """One client's view of `engines` (by rank).
+
+    Args:
+        engines: all ranks; those that are serving get requests in turns.
+        nonce: random letters that no other client of these engines has.
+        client_index: which output socket of theirs is ours.
+        first_call: see `PendingCalls`.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[EngineRank, KnownEngine],
+        *,
+        nonce: str,
+        client_index: ClientIndex = _FIRST_CLIENT,
+        first_call: int = 1,
+    ) -> None:
+        self.engines = dict(sorted(engines.items()))
+        self.calls = PendingCalls(first_call)
+        self.error: MuroError | None = None
+        self.on_stats: StatsListener | None = None
+        self.late_outputs = 0
+        self._client_index = client_index
+        self._nonce = nonce
+        self._attempts = 0
+        self._turn = 0
+        self._batches: bool | None = None
+        self._live: dict[str, Attempt] = {}
+        self._by_caller: dict[str, Attempt] = {}
+        self._unread: deque[EngineCoreOutputs] = deque()
+        self._checker = RequestDecoder()
+
+    def __len__(self) -> int:
+        """Requests in flight."""
+        return len(self._live)
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there is a batch to take."""
+        return bool(self._unread)
+
+    def read_in_batches(self, batches: bool) -> None:
+        """Say how this client is read; the first word counts. Raises UsageError for another one."""
+        if self._batches is None:
+            self._batches = batches
+        elif self._batches is not batches:
+            used, wanted = ("get_outputs", "generate") if self._batches else ("generate", "get_outputs")
+            raise UsageError(f"this client is read with {used}; for {wanted}, make a second client")
+
+    def check(self) -> None:
+        """Raises the error that ended this session, if one did."""
+        if self.error is not None:
+            raise again(self.error) from self.error.__cause__
+
+    def add(self, request: EngineCoreRequest, sink: Sink | None, now: float) -> tuple[Attempt, Message]:
+        """Take a request; `now` is the time of day in Unix seconds. Without a sink its outputs go into batches.
+
+        Raises InvalidRequestError (nothing changed then), UsageError, and the error that ended the session.
+        """
+        self.check()
+        self.read_in_batches(sink is None)
+        request_id = self._checked_id(request)
+        engine = self._engine_for(request)
+        self._attempts += 1
+        wire_id = WireId(f"{request_id}-{self._nonce}{self._attempts:x}")
+        outgoing = copy.copy(request)
+        outgoing.request_id = wire_id
+        outgoing.client_index = self._client_index
+        outgoing.external_req_id = request.external_req_id or request_id
+        outgoing.arrival_time = request.arrival_time or now
+        try:
+            frames = engine.encoder.add(outgoing)
+            self._checker.decode(frames)  # what an engine would refuse must not leave
+        except (LocalProtocolError, RemoteProtocolError) as error:
+            raise InvalidRequestError(f"the request cannot be sent: {error.message}", request_id=request_id) from error
+        attempt = Attempt(request_id, wire_id, engine, sink)
+        self._live[wire_id] = self._by_caller[request_id] = attempt
+        engine.in_flight += 1
+        return attempt, [engine.identity, *frames]
+
+    def abort(self, request_ids: Iterable[str]) -> list[Message]:
+        """End requests for their caller; unknown ids are ignored. Streams get a last output that says ABORT."""
+        ended = [attempt for i in request_ids if (attempt := self._by_caller.get(i)) is not None]
+        messages = self.drop(ended)
+        for attempt in ended:
+            if attempt.sink is not None:
+                attempt.sink.put(EngineCoreOutput(attempt.request_id, [], finish_reason=FinishReason.ABORT))
+        return messages
+
+    def abort_all(self) -> list[Message]:
+        """End everything in flight, as `abort` does; in batches too, the last outputs are delivered."""
+        if not self._batches:
+            return self.abort(list(self._by_caller))
+        finals = [EngineCoreOutput(wire_id, [], finish_reason=FinishReason.ABORT) for wire_id in self._live]
+        messages = self._abort_messages(self._live.values())
+        self._unread.append(EngineCoreOutputs(outputs=finals))
+        return messages
+
+    def drop(self, attempts: Iterable[Attempt]) -> list[Message]:
+        """Forget attempts whose readers are gone; those that have ended are ignored."""
+        live = [attempt for attempt in attempts if attempt.wire_id in self._live]
+        for attempt in live:
+            self._forget(attempt)
+        return self._abort_messages(live)
+
+    def call(
+        self, op: Op[Any] | str, args: tuple[Any, ...], rank: int | None, done: Callable[[], object]
+    ) -> tuple[PendingCall, list[Message]]:
+        """Call an operation on one engine or on all (None); `done` is called once it is over.
+
+        Raises InvalidRequestError for what cannot be sent, and the error that ended the session.
+        """
+        self.check()
+        engines = [self._engine(rank)] if rank is not None else list(self.engines.values())
+        for engine in engines:
+            engine.check_serving()
+        method = op if isinstance(op, str) else op.name
+        known = None if isinstance(op, str) else op
+        call, ids = self.calls.open(method, known, [engine.rank for engine in engines], done)
+        try:
+            values = list(args) if known is None else known.check_args(args)
+            requests = [UtilityRequest(self._client_index, call_id, method, values) for _, call_id in ids]
+            return call, [[e.identity, *e.encoder.call(r)] for e, r in zip(engines, requests, strict=True)]
+        except LocalProtocolError as error:
+            self.calls.end(call, error)
+            raise InvalidRequestError(f"operation {method!r} cannot be called so: {error.message}") from error
+
+    def receive(self, message: EngineCoreOutputs) -> None:
+        """Take a message of an engine: outputs go to their sinks, or wait as a batch."""
+        if message.utility_output is not None:
+            self.calls.answer(message.utility_output)
+            return
+        if message.scheduler_stats is not None and self.on_stats is not None:
+            self._report(message.engine_index, message.scheduler_stats)
+        if self._batches:
+            if message.outputs or message.scheduler_stats is not None:
+                self._unread.append(message)
+            return
+        find = self._live.get
+        for output in message.outputs:
+            attempt = find(output.request_id)
+            if attempt is None:
+                self.late_outputs += 1
+                continue
+            output.request_id = attempt.request_id
+            if output.finish_reason is not None:
+                self._forget(attempt)
+            attempt.sink.put(output)  # type: ignore[union-attr]  # only batches go without sinks
+
+    def take_batch(self) -> OutputBatch | None:
+        """The next batch, or None. Raises UsageError if the client is read with `generate`."""
+        self.read_in_batches(True)
+        find = self._live.get
+        while self._unread:
+            message = self._unread.popleft()
+            outputs = []
+            for output in message.outputs:
+                attempt = find(output.request_id)
+                if attempt is None:
+                    self.late_outputs += 1
+                    continue
+                output.request_id = attempt.request_id
+                if output.finish_reason is not None:
+                    self._forget(attempt)
+                outputs.append(output)
+            if outputs or message.scheduler_stats is not None:
+                rank = EngineRank(message.engine_index)
+                return OutputBatch(outputs, rank, message.timestamp, message.scheduler_stats)
+        return None
+
+    def died(self, rank: EngineRank, generation: int, error: MuroError) -> bool:
+        """An engine has died: everything on it ends with `error`. Whether that was news."""
+        engine = self.engines.get(rank)
+        if engine is None or not engine.died(generation, error):
+            return False
+        self.calls.end_all(again(error), rank)
+        self._fail([attempt for attempt in self._live.values() if attempt.engine is engine], error)
+        return True
+
+    def replaced(self, engine: KnownEngine) -> None:
+        """A new generation of a rank is about to join. Raises InternalError if the old one still lives."""
+        self.engines[engine.rank].replaced_by(engine)
+        self.engines[engine.rank] = engine
+
+    def end(self, error: MuroError) -> None:
+        """Everything ends with `error`, and so does every later use; only the first call counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        self.calls.end_all(again(error))
+        self._fail(list(self._live.values()), error)
+
+    def close(self) -> list[Message]:
+        """The owner wants no more: everything ends with ClientClosedError; returns what to tell the engines."""
+        if isinstance(self.error, ClientClosedError):
+            return []
+        messages = self._abort_messages(self._live.values()) if self.error is None else []
+        self.error = None
+        self.end(ClientClosedError("the client was closed"))
+        self._unread.clear()
+        return messages
+
+    def _report(self, rank: int, stats: SchedulerStats) -> None:
+        try:
+            self.on_stats(EngineRank(rank), stats)  # type: ignore[misc]  # the caller has looked
+        except Exception:
+            log.exception("the listener for statistics failed")
+
+    def _fail(self, attempts: Iterable[Attempt], error: MuroError) -> None:
+        for attempt in attempts:
+            if attempt.sink is not None:  # batches that have come are still taken; then the reader gets the error
+                self._forget(attempt)
+                attempt.sink.fail(again(error))
+
+    def _forget(self, attempt: Attempt) -> None:
+        del self._live[attempt.wire_id]
+        del self._by_caller[attempt.request_id]
+        attempt.engine.in_flight -= 1
+
+    def _abort_messages(self, attempts: Iterable[Attempt]) -> list[Message]:
+        by_engine: dict[EngineRank, list[str]] = {}
+        for attempt in attempts:
+            if attempt.engine is self.engines[attempt.engine.rank] and attempt.engine.serving:
+                by_engine.setdefault(attempt.engine.rank, []).append(attempt.wire_id)
+        engines = self.engines
+        return [[engines[rank].identity, *engines[rank].encoder.abort(ids)] for rank, ids in by_engine.items()]
+
+    def _checked_id(self, request: EngineCoreRequest) -> RequestId:
+        request_id = request.request_id
+        if not 0 < len(request_id) <= MAX_REQUEST_ID:
+            raise InvalidRequestError(f"a request id is a text of 1 to {MAX_REQUEST_ID} characters", param="request_id")
+        if request_id in self._by_caller:
+            raise InvalidRequestError(
+                f"request id {request_id!r} is already in flight on this client",
+                request_id=request_id,
+                param="request_id",
+            )
+        if request.resumable:
+            raise UnsupportedOptionError("resumable requests are not offered", request_id=request_id, param="resumable")
+        return RequestId(request_id)
+
+    def _engine_for(self, request: EngineCoreRequest) -> KnownEngine:
+        """The engine that the request asks for, else the next serving one."""
+        if request.data_parallel_rank is not None:
+            engine = self._engine(request.data_parallel_rank)
+            engine.check_serving()
+            return engine
+        engines = list(self.engines.values())
+        self._turn += 1
+        for step in range(len(engines)):
+            engine = engines[(self._turn + step - 1) % len(engines)]
+            if engine.serving:
+                return engine
+        engines[0].check_serving()
+        return engines[0]
+
+    def _engine(self, rank: int) -> KnownEngine:
+        engine = self.engines.get(EngineRank(rank))
+        if engine is None:
+            ranks = ", ".join(map(str, self.engines))
+            raise InvalidRequestError(f"there is no engine {rank} here; ranks: {ranks}", param="data_parallel_rank")
+        return engine

@@ -1,0 +1,298 @@
+"""The client for threads; its engines are in processes of their own, or in this one. No thread of its own.
+
+Whoever waits receives, for everybody (`clients.seat`). Invariants:
+
+- One plain lock guards the session and the way to the engines; it is held for the time of a bookkeeping, never
+  while waiting. News of the engines are taken by the holder of the seat.
+- Ctrl-C: a wait that is interrupted ends its own request or call. If the interrupt hits the few microseconds in
+  which news are taken in, nobody can say whose outputs were lost, so everything in flight ends with ABORT.
+  Either way the client stays usable, and later requests see nothing of earlier ones.
+- A stream that loses its reader aborts its request. The collector may notice that at any moment, so the attempt
+  is put into a queue, which whoever leaves the lock empties.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol, Self, TypeVar, cast
+
+from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
+from muro.clients.seat import Seat, Waiter
+from muro.clients.session import Attempt, Message, Session, StatsListener, unreachable
+from muro.clients.status import Watched, engine_statuses
+from muro.clients.sync_stream import Feed, SyncStream
+from muro.errors import CallTimeoutError, UsageError
+from muro.ids import EngineRank
+from muro.launch.supervisor import EngineDied
+from muro.wire.ops import Op
+from muro.wire.output import EngineCoreOutputs
+from muro.wire.request import EngineCoreRequest
+
+Reply = TypeVar("Reply")
+
+_CLOSE_PATIENCE = 2.0
+"""Seconds that a receiving thread gets to leave the seat when another one closes the client."""
+
+
+class Engines(Watched, Protocol):
+    """What the client has of its engines; see `link.Link`. Called under the client's lock, save the last three."""
+
+    def send(self, message: Message) -> bool: ...
+
+    def deaths(self) -> list[EngineDied]: ...
+
+    def check_process(self) -> None: ...
+
+    def stop(self, timeout: float | None = None) -> None: ...
+
+    def release(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+class NewsSource(Protocol):
+    """Where their news come from; see `polling.Polling`. Called by the holder of the seat, save `interrupt`."""
+
+    def wait(self, timeout: float | None) -> bool: ...
+
+    def take(self) -> list[EngineCoreOutputs | EngineDied]: ...
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadsClient:
+    """See `interface.EngineCoreClient` for what its methods promise. Made by `connect.connect` and `inproc`."""
+
+    def __init__(self, session: Session, engines: Engines, news: NewsSource) -> None:
+        self._session = session
+        self._link = engines
+        self._news = news
+        self._lock = threading.Lock()
+        self._seat = Seat(self._lock, news.interrupt)
+        self._batch_readers: dict[Waiter, None] = {}
+        self._gone: deque[Attempt] = deque()
+        self._finalizer = weakref.finalize(self, _finalize, engines, news)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
+        self._submit(request, None)
+
+    def get_outputs(self, timeout: float | None = None) -> OutputBatch:
+        """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
+        self._enter()
+        batch: OutputBatch | None = None
+        waiter = Waiter()
+
+        def ready() -> bool:
+            nonlocal batch
+            batch = self._session.take_batch()
+            if batch is None:
+                self._session.check()
+                self._batch_readers[waiter] = None
+            return batch is not None
+
+        try:
+            self._seat.wait(waiter, ready, self._receive, timeout)
+        finally:
+            with self._lock:
+                self._batch_readers.pop(waiter, None)
+                if self._batch_readers and self._session.has_batches:
+                    self._seat.ring(next(iter(self._batch_readers)))
+        return NO_OUTPUTS if batch is None else batch
+
+    def generate(self, request: EngineCoreRequest) -> SyncStream:
+        """Send a request; returns the iterator over its outputs. Raises as `add_request`."""
+        feed = Feed(self._seat.ring)
+        stream = SyncStream(self, feed)
+        return stream.begin(self._submit(request, feed))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests; ids that are not in flight are ignored. A stream of one of them ends with ABORT."""
+        self._enter()
+        with self._lock:
+            for message in self._session.abort(request_ids):
+                self._link.send(message)
+        self._drop_gone()
+
+    def call(self, op: Op[Reply] | str, *args: Any, timeout: float | None = None, engine: int | None = None) -> Reply:
+        """Run an operation on one engine, or on all (None); returns the answer of the lowest rank.
+
+        Raises UnknownOperationError, CallFailedError, CallTimeoutError, InvalidRequestError if an argument
+        cannot be sent.
+        """
+        answers = self._call(op, args, timeout, engine)
+        return cast(Reply, answers[min(answers)])
+
+    def call_all(self, op: Op[Reply] | str, *args: Any, timeout: float | None = None) -> dict[EngineRank, Reply]:
+        """As `call` on all engines; returns every answer."""
+        return self._call(op, args, timeout, None)
+
+    def engines(self) -> list[EngineStatus]:
+        """How each engine is, by rank."""
+        with self._lock:
+            self._bury()
+            return engine_statuses(self._session, self._link)
+
+    def observe_stats(self, listener: StatsListener | None) -> None:
+        """Call `listener(rank, stats)` for every statistics report, in whatever thread receives it."""
+        self._session.on_stats = listener
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError or ClientClosedError if no request can be served. Asks the engine nothing."""
+        self._enter()
+        with self._lock:
+            self._bury()
+            self._session.check()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the engines that were started here and release everything; any thread may call it, also again."""
+        # A signal handler may have interrupted the very thread that holds the lock or the seat.
+        if self._lock.acquire(timeout=_CLOSE_PATIENCE):
+            try:
+                self._end()
+            finally:
+                self._lock.release()
+        self._link.stop(timeout)
+        if self._seat.held_here or not self._seat.close(_CLOSE_PATIENCE):
+            return  # the finalizer closes the sockets once the interrupted call has unwound
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def reader_gone(self, attempt: Attempt) -> None:
+        """Take note that nobody reads this attempt any more (any thread, any moment)."""
+        self._gone.append(attempt)
+        self._drop_gone()
+
+    def wait_for(self, feed: Feed) -> None:
+        """Wait until there is something in a stream's feed."""
+        self._link.check_process()
+        if feed.waiter is not None:
+            raise UsageError("this stream is read by another thread already")
+        waiter = feed.waiter = Waiter()
+        try:
+            self._seat.wait(waiter, feed.ready, self._receive, None)
+        finally:
+            feed.waiter = None
+            self._drop_gone()
+
+    def _enter(self) -> None:
+        self._link.check_process()
+        if self._gone:
+            self._drop_gone()  # their ids may be wanted again
+
+    def _submit(self, request: EngineCoreRequest, feed: Feed | None) -> Attempt:
+        self._enter()
+        with self._lock:
+            attempt = None
+            try:
+                attempt, message = self._session.add(request, feed, time.time())
+                if not self._link.send(message):
+                    self._bury()
+                    self._session.check()
+                    raise unreachable(message)
+            except BaseException:
+                if attempt is not None:
+                    self._send_all(self._session.drop([attempt]))
+                raise
+        if self._gone:
+            self._drop_gone()
+        return attempt
+
+    def _call(
+        self, op: Op[Any] | str, args: tuple[Any, ...], timeout: float | None, engine: int | None
+    ) -> dict[EngineRank, Any]:
+        self._enter()
+        waiter = Waiter()
+        with self._lock:
+            call, messages = self._session.call(op, args, engine, lambda: self._seat.ring(waiter))
+        try:
+            with self._lock:
+                for message in messages:
+                    if not self._link.send(message):
+                        self._bury()
+                        self._session.check()
+                        raise unreachable(message)
+            if not self._seat.wait(waiter, lambda: call.over, self._receive, timeout):
+                raise CallTimeoutError(f"no answer to {call.method!r} within {timeout} s", method=call.method)
+            return call.result()
+        finally:
+            if not call.over:
+                with self._lock:
+                    self._session.calls.end(call, None)
+            self._drop_gone()
+
+    def _receive(self, timeout: float | None) -> None:
+        """Wait for news and take them in (holder of the seat)."""
+        if not self._news.wait(timeout):
+            return
+        try:
+            news = self._news.take()
+            with self._lock:
+                for item in news:
+                    if isinstance(item, EngineDied):
+                        self._died(item)
+                    else:
+                        self._session.receive(item)
+                if self._session.has_batches and self._batch_readers:
+                    self._seat.ring(next(iter(self._batch_readers)))
+        except BaseException:
+            with self._lock:
+                self._send_all(self._session.abort_all())
+                self._ring_batch_readers()
+            raise
+        if self._gone:
+            self._drop_gone()
+
+    def _bury(self) -> None:
+        for died in self._link.deaths():
+            self._died(died)
+
+    def _died(self, died: EngineDied) -> None:
+        self._session.died(died.rank, died.generation, died.error)
+        self._session.end(died.error)  # the policy of now: one dead engine ends its client
+        self._ring_batch_readers()
+
+    def _end(self) -> None:
+        self._send_all(self._session.close())
+        self._ring_batch_readers()
+
+    def _ring_batch_readers(self) -> None:
+        for waiter in self._batch_readers:
+            self._seat.ring(waiter)
+
+    def _send_all(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._link.send(message)
+
+    def _drop_gone(self) -> None:
+        """Empty the queue of lost readers, unless somebody holds the lock: then that one does it afterwards."""
+        while self._gone and self._lock.acquire(blocking=False):
+            try:
+                gone = []
+                while self._gone:
+                    gone.append(self._gone.popleft())
+                self._send_all(self._session.drop(gone))
+            finally:
+                self._lock.release()
+
+
+class SyncMPClient(ThreadsClient):
+    """The client for threads of engines in processes of their own. Only its name differs."""
+
+
+def _finalize(engines: Engines, news: NewsSource) -> None:
+    """Give everything back: after `close`, or for a client that nobody closed."""
+    engines.abandon()
+    engines.release()
+    news.close()

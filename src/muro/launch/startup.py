@@ -1,0 +1,214 @@
+"""Bring engines up: spawn the local ones, lead all through the handshake, return when every one is ready.
+
+Watches at once the handshake socket, the ready responses on the input socket, the sentinels of the children,
+their failure records and their progress pages. All or nothing: when anything goes wrong, every child is gone
+before the error is raised. The sockets are lent by the caller and stay open.
+
+A message that is not the protocol ends the start if it comes from an engine that is expected here; what a
+stranger says is refused, remembered, and told if the start fails later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from muro.errors import RemoteProtocolError, StartupError
+from muro.ids import EngineRank
+from muro.launch.patience import Patience, Sight
+from muro.launch.plan import LaunchPlan
+from muro.launch.shutdown import stop
+from muro.launch.spawn import Child, spawn
+from muro.transport.pump import Pump
+from muro.transport.sockets import Frame, Socket, receive_nowait, send_nowait
+from muro.transport.wakeup import Wakeup
+from muro.wire.frames import rank_of
+from muro.wire.handshake import FrontendHandshake, ReadyResponse
+
+_LOOK_EVERY_MS = 200
+"""Progress pages and failure records are memory, which cannot be polled; everything else wakes us at once."""
+_FAILING_GRACE = 0.5
+"""Seconds for a child that has reported its failure to end by itself, so that its exit status can be told."""
+_REFUSED_KEPT = 4
+
+
+class StartupProgress(msgspec.Struct, frozen=True):
+    """News of an engine that is starting. Times in seconds."""
+
+    rank: EngineRank
+    name: str
+    sight: Sight
+    waited: float
+    """Since the start began."""
+    remaining: float
+    """Until the start is given up if no engine makes progress."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """All engines are ready; `children` are those spawned here."""
+
+    children: dict[EngineRank, Child]
+    responses: dict[EngineRank, ReadyResponse]
+
+
+def start(
+    plan: LaunchPlan,
+    handshake: Socket,
+    inputs: Socket,
+    *,
+    on_progress: Callable[[StartupProgress], None] | None = None,
+    cancel: Wakeup | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Started:
+    """Start the engines of a plan and wait until all of them are ready.
+
+    Args:
+        plan: see `launch.plan`.
+        handshake: ROUTER, bound to the plan's handshake address.
+        inputs: this front-end's input ROUTER, where the ready responses arrive.
+        on_progress: called in this thread with every change.
+        cancel: set it, from any thread, to give the start up.
+        clock: seconds, monotonic.
+
+    Raises:
+        StartupError: an engine died, failed, broke the handshake or made no progress for
+            `plan.startup_timeout` seconds; or the start was cancelled.
+        ConfigError: nothing could be spawned with these settings.
+    """
+    startup = _Startup(plan, handshake, inputs, on_progress, clock)
+    try:
+        startup.spawn()
+        startup.wait(cancel)
+    except BaseException:
+        stop(startup.children.values(), 0.0, force=True)
+        raise
+    return Started(startup.children, startup.responses)
+
+
+class _Startup:
+    """One start under way."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        handshake: Socket,
+        inputs: Socket,
+        on_progress: Callable[[StartupProgress], None] | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._plan = plan
+        self._handshake_socket = handshake
+        self._inputs = inputs
+        self._on_progress = on_progress
+        self._clock = clock
+        self._began = clock()
+        self._handshake = FrontendHandshake(plan.expected, plan.init)
+        self._patience = Patience(plan.expected, plan.startup_timeout, self._began)
+        self._pump = Pump()
+        self._refused: list[str] = []
+        self.children: dict[EngineRank, Child] = {}
+
+    @property
+    def responses(self) -> dict[EngineRank, ReadyResponse]:
+        return self._handshake.responses
+
+    def spawn(self) -> None:
+        for rank in self._plan.local:
+            child = spawn(
+                self._plan.target,
+                self._plan.payload(rank),
+                title=self._plan.title(rank),
+                env=self._plan.env,
+                name=self._plan.name(rank),
+            )
+            self.children[rank] = child
+            self._pump.add(child.sentinel, partial(self._ended, rank))
+
+    def wait(self, cancel: Wakeup | None) -> None:
+        self._pump.add(self._handshake_socket, self._greet)
+        self._pump.add(self._inputs, self._hear)
+        if cancel is not None:
+            self._pump.add(cancel.fileno(), self._cancelled)
+        while not self._handshake.done:
+            left_ms = int(self._patience.remaining(self._clock()) * 1000) + 1
+            self._pump.poll(min(_LOOK_EVERY_MS, left_ms))
+            self._look()
+
+    def _greet(self) -> None:
+        if (frames := receive_nowait(self._handshake_socket)) is None:
+            return
+        try:
+            replies = self._handshake.receive([bytes(frame) for frame in frames])
+        except RemoteProtocolError as error:
+            self._refuse(frames, error)
+            return
+        for identity, payload in replies:
+            send_nowait(self._handshake_socket, [identity, payload])  # refused: it has gone, and will be missed
+
+    def _hear(self) -> None:
+        if (frames := receive_nowait(self._inputs)) is None:
+            return
+        try:
+            self._handshake.ready_response([bytes(frame) for frame in frames])
+        except RemoteProtocolError as error:
+            self._refuse(frames, error)
+
+    def _refuse(self, frames: list[Frame], error: RemoteProtocolError) -> None:
+        try:
+            rank = rank_of(bytes(frames[0][:64]))
+        except RemoteProtocolError:
+            rank = None
+        if rank in self._plan.expected:
+            raise self._failed(rank, f"it broke the handshake: {error}") from error
+        self._refused = [*self._refused, str(error)][-_REFUSED_KEPT:]
+
+    def _ended(self, rank: EngineRank) -> None:
+        self.children[rank].wait()
+        raise self._failed(rank)
+
+    def _cancelled(self) -> None:
+        raise StartupError("the start was cancelled", phase="cancelled")
+
+    def _look(self) -> None:
+        for rank, child in self.children.items():
+            if child.failure() is not None:
+                child.wait(_FAILING_GRACE)
+                raise self._failed(rank)
+        now = self._clock()
+        sights = {rank: self._sight(rank, words) for rank, words in self._handshake.missing().items()}
+        for rank in self._patience.look(sights, now):
+            self._tell(rank, sights[rank], now)
+        if (late := self._patience.overdue(now)) is not None:
+            if late in self.children:
+                self.children[late].dump_stack()
+            raise self._failed(
+                late,
+                f"no progress for {self._plan.startup_timeout:g} s (setting: startup_timeout), "
+                f"{now - self._began:.1f} s after the start began; it stands at {sights[late]}",
+            )
+
+    def _sight(self, rank: EngineRank, waiting_for: str) -> Sight:
+        if rank not in self.children:
+            return Sight(waiting_for)
+        progress = self.children[rank].progress()
+        return Sight(waiting_for, progress.phase, progress.percent)
+
+    def _tell(self, rank: EngineRank, sight: Sight, now: float) -> None:
+        if self._on_progress is not None:
+            waited, remaining = now - self._began, self._patience.remaining(now)
+            self._on_progress(StartupProgress(rank, self._plan.name(rank), sight, waited, remaining))
+
+    def _failed(self, rank: EngineRank, why: str = "") -> StartupError:
+        """The error of the engine that is to blame; `why` is needed unless it has ended or reported a failure."""
+        if self._refused:
+            why = f"{why or self.children[rank].death().how()}; refused meanwhile: {' | '.join(self._refused)}"
+        if rank in self.children:
+            return self.children[rank].death().startup_error(rank, why)
+        return StartupError(
+            f"{self._plan.name(rank)} did not start: {why}; it must dial {self._plan.handshake_address}",
+            rank=rank,
+            phase=self._handshake.stage(rank).name.lower(),
+        )

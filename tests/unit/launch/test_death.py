@@ -1,0 +1,62 @@
+import signal
+from typing import Any
+
+import pytest
+
+from muro.launch.death import UNKNOWN_STATUS, Death
+from muro.wire.failure import FailureRecord
+
+
+def death(**changes: Any) -> Death:
+    facts: dict[str, Any] = {
+        "name": "engine 0 (echo)",
+        "pid": 123,
+        "status": 7,
+        "phase": "loading",
+        "seconds": 3.21,
+        "log_tail": "reading weights\nout of luck",
+    }
+    return Death(**(facts | changes))
+
+
+def test_startup_error_says_everything() -> None:
+    error = death(status=-signal.SIGKILL).startup_error(0)
+    assert str(error) == (
+        "engine 0 (echo) did not start: it was killed by SIGKILL (the kernel kills so when memory runs out: see dmesg) "
+        "in phase 'loading' after 3.2 s (pid 123). Last lines of its log:\nreading weights\nout of luck"
+    )
+    assert (error.rank, error.phase, error.pid, error.exit_status) == (0, "loading", 123, -9)
+    assert error.log_tail == "reading weights\nout of luck"
+
+
+def test_dead_error_says_everything() -> None:
+    failure = FailureRecord.of("serving", ValueError("bad block"))
+    error = death(status=10, failure=failure).dead_error(3, 2)
+    assert str(error).startswith("engine 0 (echo) (generation 2) has died: it ended with exit code 10")
+    assert "Cause: ValueError: bad block" in str(error)
+    assert (error.rank, error.generation, error.pid, error.exit_status) == (3, 2, 123, 10)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (None, "it failed in phase"),
+        (0, "it left with exit code 0 although nobody had asked it to"),
+        (7, "it ended with exit code 7"),
+        (UNKNOWN_STATUS, "collected by another part of this program"),
+        (-signal.SIGSEGV, "it was killed by SIGSEGV"),
+        (-signal.SIGABRT, "it was killed by SIGABRT"),
+    ],
+)
+def test_how(status: int | None, words: str) -> None:
+    assert words in death(status=status).how()
+
+
+def test_no_log_is_said_too() -> None:
+    assert str(death(log_tail="").startup_error(0)).endswith("It wrote no log")
+
+
+def test_another_reason_replaces_the_ending() -> None:
+    assert "did not start: no progress for 5 s. Last lines" in str(
+        death(status=None).startup_error(0, "no progress for 5 s")
+    )
