@@ -21,7 +21,7 @@ from muro.engines.openvino import graph
 from muro.engines.openvino.options import OpenVINOOptions, available_cpus
 from muro.engines.openvino.weights import open_checkpoint
 from muro.models.atomic import publish
-from muro.models.config import ModelDir
+from muro.models.config import ModelConfig, ModelDir
 
 _IR = "openvino_model.xml"
 
@@ -40,12 +40,14 @@ def compile_model(model: ModelDir, options: OpenVINOOptions, root: Path, report:
         MissingExtraError: a library that reads the checkpoint is not installed.
     """
     path = stored_graph(model, options.weights, root, report)
-    report("reading weights", 40)
-    core = ov.Core()
-    decoder = core.read_model(path)
-    graph.to_paged(decoder, model.config.sliding_window)
-    report("compiling", 50)
-    return core.compile_model(decoder, "CPU", _properties(options))
+    report("compiling", 40)
+    return compile_decoder(ov.Core().read_model(path), model.config, options)
+
+
+def compile_decoder(decoder: ov.Model, config: ModelConfig, options: OpenVINOOptions) -> ov.CompiledModel:
+    """A stateful decoder, turned to paged attention and compiled for the CPU."""
+    graph.to_paged(decoder, config.sliding_window)
+    return ov.Core().compile_model(decoder, "CPU", _properties(options))
 
 
 def stored_graph(model: ModelDir, weights: str, root: Path, report: Report) -> Path:
