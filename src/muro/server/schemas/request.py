@@ -46,7 +46,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "logit_bias": ({},),
     "logprobs": (False,),
-    "min_p": (0,),
     "modalities": (["text"],),
     "presence_penalty": (0,),
     "priority": (0,),
@@ -81,6 +80,7 @@ class GenerationOptions(msgspec.Struct, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = 0
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     seed: Int64 | None = None
     stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=64)] = []
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=1024)] = []
@@ -110,6 +110,7 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None) -> Sampl
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,
+        min_p=options.min_p,
         seed=options.seed,
         stop=[options.stop] if isinstance(options.stop, str) else list(options.stop),
         stop_token_ids=list(options.stop_token_ids),
