@@ -60,8 +60,11 @@ def stored_graph(model: ModelDir, weights: str, root: Path, report: Report) -> P
     key = f"openvino {ov.__version__} graph {graph.VERSION} model {model.fingerprint()}"
 
     def build(target: Path) -> None:
-        report("converting weights", 5)
-        decoder = graph.build_decoder(model.config, open_checkpoint(model), weights)
+        def on_layer(layer: int) -> None:
+            report("converting weights", 2 + 33 * layer / model.config.num_hidden_layers)
+
+        report("opening weights", 1)
+        decoder = graph.build_decoder(model.config, open_checkpoint(model), weights, on_layer)
         report("storing weights", 35)
         ov.save_model(decoder, target / _IR, compress_to_fp16=False)
 

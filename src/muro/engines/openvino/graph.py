@@ -15,6 +15,7 @@ positions `sampled` of the T.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,18 +38,24 @@ VERSION = 1
 _SLIDING_WINDOW_INPUT = 10  # of the PagedAttentionExtension node
 
 
-def build_decoder(config: ModelConfig, checkpoint: Checkpoint, weights: str) -> ov.Model:
+def build_decoder(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    weights: str,
+    on_layer: Callable[[int], None] = lambda _: None,
+) -> ov.Model:
     """The stateful decoder: `input_ids`, `attention_mask`, `position_ids` [batch, tokens], `beam_idx` -> `logits`.
 
     Args:
         config: the model's shape.
         checkpoint: its weights.
         weights: how matrices are stored: "int8", "f16" or "f32".
+        on_layer: told the number of each layer before it is converted.
 
     Raises:
         ConfigError: the checkpoint lacks a tensor.
     """
-    return _Decoder(config, checkpoint, weights).build()
+    return _Decoder(config, checkpoint, weights).build(on_layer)
 
 
 def to_paged(model: ov.Model, sliding_window: int | None = None) -> None:
@@ -107,7 +114,7 @@ class _Decoder:
         self._weights = weights
         self._assigns: list[Node] = []
 
-    def build(self) -> ov.Model:
+    def build(self, on_layer: Callable[[int], None]) -> ov.Model:
         config = self._config
         ids = _input("input_ids", [-1, -1], np.int64)
         mask = _input("attention_mask", [-1, -1], np.int64)
@@ -121,6 +128,7 @@ class _Decoder:
         embedding = self._matrix("model.embed_tokens")
         hidden = opset13.gather(embedding, ids, _int(0))
         for layer in range(config.num_hidden_layers):
+            on_layer(layer)
             name = f"model.layers.{layer}"
             normed = self._norm(hidden, f"{name}.input_layernorm")
             hidden = opset13.add(hidden, self._attention(normed, layer, f"{name}.self_attn"))
