@@ -66,7 +66,7 @@ class AsyncLLM:
         Args:
             model: a model directory, or the name of a model that `muro pull` has fetched.
             on_progress: told how the start goes; called in another thread.
-            connect: how many engines, where; its `engine` is replaced.
+            connect: how many engines, where; of its `engine` all but engine, model and options holds.
             choice: further fields of `ModelChoice`, for instance `engine="echo"`.
 
         Raises:
@@ -74,7 +74,8 @@ class AsyncLLM:
             StartupError: the engine did not come up.
         """
         chosen = ModelChoice(model=model, **choice)
-        connect = msgspec.structs.replace(connect or ConnectConfig(), engine=chosen.engine_config())
+        connect = connect or ConnectConfig()
+        connect = msgspec.structs.replace(connect, engine=chosen.engine_config(connect.engine))
         tokenizer, template = load_words(chosen)
         client = await connect_async(connect, on_progress=on_progress)
         try:
@@ -95,7 +96,7 @@ class AsyncLLM:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         *,
-        tokenize_seconds: float = 0.0,
+        began: float | None = None,
     ) -> Generation:
         """Send all choices of all prompts; either every one is accepted or none. Never awaits.
 
@@ -103,14 +104,14 @@ class AsyncLLM:
             request_id: the caller's own word for it; need not be unique.
             prompts: token ids, checked by `words`.
             params: the caller's parameters.
-            tokenize_seconds: how long the request has been here already.
+            began: when the request arrived, in monotonic seconds; None: now.
 
         Raises:
             InvalidRequestError: an option is wrong.
             EngineDeadError, ClientClosedError: nothing can be served any more.
         """
         pipeline.check_params(params)
-        tokenizer, began = self.words.tokenizer, self._clock() - tokenize_seconds
+        tokenizer, began = self.words.tokenizer, self._clock() if began is None else began
         lines: list[Line] = []
         streams: list[AsyncOutputStream] = []
         try:

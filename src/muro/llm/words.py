@@ -42,8 +42,8 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     """Tokens of prompt and output together; None: as many as the engine takes."""
 
-    def engine_config(self) -> EngineConfig:
-        """Settings for the engine's process. Raises ConfigError if neither model nor engine is named."""
+    def engine_config(self, template: EngineConfig | None = None) -> EngineConfig:
+        """Settings for the engine's process, the rest as in `template`. Raises ConfigError if nothing is named."""
         if self.model is None and self.engine is None:
             raise ConfigError("name a model directory, or an engine that needs none: --engine echo")
         engine = self.engine or MODEL_ENGINE
@@ -51,7 +51,8 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
         if engine == MODEL_ENGINE and self.max_model_len is not None:
             options.setdefault("max_model_len", self.max_model_len)
         directory = self.directory()
-        return EngineConfig(engine=engine, model=None if directory is None else str(directory), options=options)
+        model = None if directory is None else str(directory)
+        return msgspec.structs.replace(template or EngineConfig(), engine=engine, model=model, options=options)
 
     def directory(self) -> Path | None:
         """The model's directory. Raises ConfigError if there is none of that name."""
