@@ -42,7 +42,9 @@ def make_app(service: Service) -> App:
             await router(scope, receive, send)
         except HTTPException as error:
             what = f"{scope['method']} {scope['path'][:200]}: {error.detail}"
-            await Exchange(scope, receive, send).reply_error(reply(error.status_code, what, code="not_found"))
+            code = "not_found" if error.status_code == 404 else "method_not_allowed"
+            answer = reply(error.status_code, what, code=code, headers=dict(error.headers or {}))
+            await Exchange(scope, receive, send).reply_error(answer)
 
     return app
 

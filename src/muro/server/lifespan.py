@@ -182,6 +182,7 @@ async def _http(app: App, listener: socket.socket) -> AsyncIterator[None]:
         app,
         http="httptools",
         ws="none",
+        proxy_headers=False,
         lifespan="off",
         log_config=None,
         log_level=logging.WARNING,

@@ -49,9 +49,11 @@ _LABELS = ("model_name", "engine")
 class Exposition:
     """The page of one served model; also what `prometheus_client` calls a collector."""
 
-    def __init__(self, metrics: ServingMetrics, model: str) -> None:
+    def __init__(self, metrics: ServingMetrics, model: str, in_flight: Callable[[], dict[EngineRank, int]]) -> None:
         self._metrics = metrics
         self._model = model
+        self._in_flight = in_flight
+        """Requests of ours on each engine: all that is known of an engine that reports nothing itself."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -62,8 +64,10 @@ class Exposition:
 
     def collect(self) -> Iterator[Metric]:
         metrics, model = self._metrics, self._model
-        ranks = sorted(metrics.engines) or [EngineRank(0)]
-        reports = [(str(rank), metrics.engines.get(rank, EngineNumbers())) for rank in ranks]
+        reports = [
+            (str(rank), metrics.engines.get(rank) or EngineNumbers(running=count))
+            for rank, count in sorted(self._in_flight().items())
+        ]
         for name, words, read in _GAUGES:
             gauge = GaugeMetricFamily(f"vllm:{name}", words, labels=_LABELS)
             for rank, report in reports:

@@ -16,6 +16,8 @@ HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": 
 """For the response: an event stream that no cache or proxy on the way may hold back."""
 
 _encode = msgspec.json.Encoder().encode
+_MARK = "\ue0c7"
+"""A private-use character: model names and request ids, all else that callers have a say in, never hold it."""
 
 
 def event(data: msgspec.Struct) -> bytes:
@@ -27,14 +29,11 @@ class TextEvents:
     """Events of one choice that differ in their text alone: all else is encoded once.
 
     Args:
-        chunk: makes the chunk for a text; called twice, at once.
+        chunk: makes the chunk for a text; called once, at once.
     """
 
     def __init__(self, chunk: Callable[[str], msgspec.Struct]) -> None:
-        empty, longer = event(chunk("")), event(chunk("x"))
-        # They differ first where `empty` closes the string that `longer` fills.
-        at = next(i for i, (a, b) in enumerate(zip(empty, longer, strict=False)) if a != b)
-        self._before, self._after = empty[: at - 1], empty[at + 1 :]
+        self._before, _, self._after = event(chunk(_MARK)).partition(_encode(_MARK))
 
     def __call__(self, text: str) -> bytes:
         """The event that carries `text`."""

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from urllib.parse import unquote
 
 from muro.errors import NotFoundError
+from muro.ids import EngineRank
 from muro.server.exchange import Exchange
 from muro.server.metrics import CONTENT_TYPE, Exposition
 from muro.server.schemas.models import ModelCard, ModelList
@@ -60,7 +61,10 @@ class MetricsRoute:
     """`GET /metrics`, for Prometheus."""
 
     def __init__(self, service: Service) -> None:
-        self._exposition = Exposition(service.llm.metrics, service.names[0])
+        def in_flight() -> dict[EngineRank, int]:
+            return {status.rank: status.in_flight for status in service.llm.engines()}
+
+        self._exposition = Exposition(service.llm.metrics, service.names[0], in_flight)
 
     async def __call__(self, exchange: Exchange) -> None:
         await exchange.reply(200, self._exposition.text(), {"content-type": CONTENT_TYPE})
