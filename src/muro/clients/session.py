@@ -172,7 +172,8 @@ class Session:
 
     def abort(self, request_ids: Iterable[str]) -> list[Message]:
         """End requests for their caller; unknown ids are ignored. Streams get a last output that says ABORT."""
-        ended = [attempt for i in request_ids if (attempt := self._by_caller.get(i)) is not None]
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        ended = [attempt for i in dict.fromkeys(ids) if (attempt := self._by_caller.get(i)) is not None]
         messages = self.drop(ended)
         for attempt in ended:
             if attempt.sink is not None:
@@ -190,7 +191,7 @@ class Session:
 
     def drop(self, attempts: Iterable[Attempt]) -> list[Message]:
         """Forget attempts whose readers are gone; those that have ended are ignored."""
-        live = [attempt for attempt in attempts if attempt.wire_id in self._live]
+        live = [attempt for attempt in dict.fromkeys(attempts) if attempt.wire_id in self._live]
         for attempt in live:
             self._forget(attempt)
         return self._abort_messages(live)

@@ -14,12 +14,14 @@ class Routed(msgspec.Struct):
     """A message and where it goes: a client, or `ids.COORDINATOR`.
 
     `method` names the operation that a utility result belongs to, for errors about results that cannot
-    be encoded.
+    be encoded. `settled` names requests of the client whose earlier outputs, if there were any, all lie before
+    this message: the sender's answer to its own `GivenUp`. The message may be empty then.
     """
 
     client: ClientIndex
     message: EngineCoreOutputs
     method: str = ""
+    settled: list[str] | None = None
 
 
 class Add(msgspec.Struct):
@@ -65,10 +67,16 @@ class StartWave(msgspec.Struct):
     exclude: int | bytes | None = None
 
 
-class DropClient(msgspec.Struct):
-    """A client does not read: all its requests end with ABORT."""
+class GivenUp(msgspec.Struct):
+    """The sender has ended these requests of a client by itself, because their outputs could not be sent.
+
+    With `everything` the client does not read: all its other requests end with ABORT. Until the host has said
+    that they are `settled`, the sender drops what the engine still has to say about them.
+    """
 
     client: ClientIndex
+    request_ids: list[str]
+    everything: bool = False
 
 
 class ExecutorFailed(msgspec.Struct):
@@ -83,4 +91,4 @@ class Wakeup(msgspec.Struct):
 
 WAKEUP = Wakeup()
 
-Event = Add | Abort | Call | StartWave | DropClient | ExecutorFailed | Wakeup
+Event = Add | Abort | Call | StartWave | GivenUp | ExecutorFailed | Wakeup

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from muro.engine.admission import Admission
-from muro.engine.events import Abort, Add, Call, DropClient, Event, ExecutorFailed, Routed, StartWave, Wakeup
+from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp, Routed, StartWave, Wakeup
 from muro.engine.interface import EngineCore, EngineInfo
 from muro.engine.operations import declared_operations, find_operation
 from muro.engine.standard import StandardOperations
@@ -84,6 +84,7 @@ class EngineHost:
         self._live: dict[str, _Live] = {}
         self._by_wire: dict[tuple[ClientIndex, str], str] = {}
         self._fast_aborts: deque[Abort] = deque()
+        self._taken: list[str] = []
         self._renames = 0
         self._stats_due = False
         self._stopping = False
@@ -92,7 +93,7 @@ class EngineHost:
             Abort: self._abort,
             Call: self._call,
             StartWave: lambda event: [],  # independent ranks have no waves
-            DropClient: lambda event: self._end_all({i for i, e in self._live.items() if e.client == event.client}),
+            GivenUp: self._given_up,
             ExecutorFailed: self._executor_failed,
             Wakeup: lambda event: [],
         }
@@ -119,7 +120,9 @@ class EngineHost:
 
     def rejection(self, client: ClientIndex, request_id: str, error: Exception) -> Routed:
         """The answer to a request that never came in (receiver thread)."""
-        return self._ended(_Live(client, client, request_id, False), failed_output(request_id, error))
+        routed = self._ended(_Live(client, client, request_id, False), failed_output(request_id, error))
+        routed.settled = [request_id]  # no request of this id that ended earlier may keep it from its reader
+        return routed
 
     def abort_soon(self, event: Abort) -> None:
         """Put an abort on the fast lane (receiver thread); the same event must follow through `apply`."""
@@ -132,13 +135,16 @@ class EngineHost:
     def step(self) -> tuple[list[Routed], bool]:
         """Let the engine do one step; says whether a forward ran. Raises what ends the engine."""
         self._stats_due = True
+        self._taken.clear()
         try:
             result = self._engine.step(self._take_aborts)
         except RequestError as error:
-            if error.request_id is None or error.request_id not in self._live:
+            internal = error.request_id
+            if internal is None or (internal not in self._live and internal not in self._taken):
                 raise
-            self._engine.abort_requests([error.request_id])
-            return [self._end(self._forget(error.request_id), error)], True
+            self._engine.abort_requests([internal])
+            # Nobody waits any more for a request that failed in the step in which its abort was taken.
+            return [self._end(self._forget(internal), error)] if internal in self._live else [], True
         return self._route(result.outputs), result.executed
 
     def went_idle(self) -> list[Routed]:
@@ -184,9 +190,9 @@ class EngineHost:
             error = InvalidRequestError(f"request id {event.request_id!r} is already in flight")
             return [self._end(self._forget(running), error)]
         internal = event.request_id
-        if internal in self._live:
+        while internal in self._live:
             self._renames += 1
-            internal = f"{internal}#{self._renames}"
+            internal = f"{event.request_id}#{self._renames}"
             live.renamed = True
         try:
             self._engine.add_request(internal, event.prepared)
@@ -205,12 +211,25 @@ class EngineHost:
             self._stats_due = True
         return []
 
+    def _given_up(self, event: GivenUp) -> list[Routed]:
+        wire_ids = {i: live.wire_id for i, live in self._live.items() if live.client == event.client}
+        ended = [i for i, wire_id in wire_ids.items() if wire_id in event.request_ids]
+        for internal in ended:
+            self._forget(internal)
+        self._engine.abort_requests(ended)
+        self._stats_due = True
+        routed = self._end_all([i for i in wire_ids if i not in ended]) if event.everything else []
+        settled = self._routed(event.client)
+        settled.settled = event.request_ids
+        return [*routed, settled]
+
     def _take_aborts(self) -> list[str]:
         taken: list[str] = []
         while self._fast_aborts:
             event = self._fast_aborts.popleft()
             if not event.done:
                 taken += self._forget_wire_ids(event)
+        self._taken += taken
         return taken
 
     def _forget_wire_ids(self, event: Abort) -> list[str]:

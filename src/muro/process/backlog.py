@@ -7,6 +7,8 @@ grows over the limit, the client's requests are given up: their tokens are dropp
 
 from __future__ import annotations
 
+import msgspec
+
 from muro.engine.events import Routed
 from muro.wire.arrays import Tensor
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, Logprobs
@@ -80,20 +82,21 @@ class Backlog:
             return
         if held.finish_reason is not None:
             return  # given up; nothing may follow the last output
-        self._outputs[new.request_id] = EngineCoreOutput(
-            new.request_id,
-            held.new_token_ids + new.new_token_ids,
-            new_logprobs=_join_logprobs(held.new_logprobs, new.new_logprobs),
-            new_prompt_logprobs_tensors=held.new_prompt_logprobs_tensors or new.new_prompt_logprobs_tensors,
-            pooling_output=new.pooling_output,
-            finish_reason=new.finish_reason,
-            stop_reason=new.stop_reason,
-            events=(held.events or []) + (new.events or []) or None,
-            kv_transfer_params=new.kv_transfer_params,
-            trace_headers=new.trace_headers,
-            prefill_stats=held.prefill_stats or new.prefill_stats,
-            error=new.error,
-        )
+        self._outputs[new.request_id] = _join_outputs(held, new)
+
+
+def _join_outputs(held: EngineCoreOutput, new: EngineCoreOutput) -> EngineCoreOutput:
+    """One output that says what two said: deltas joined, of all else the later word, or the only one."""
+    said = {name: value for name in new.__struct_fields__ if (value := getattr(new, name)) is not None}
+    said |= {
+        "new_token_ids": held.new_token_ids + new.new_token_ids,
+        "new_logprobs": _join_logprobs(held.new_logprobs, new.new_logprobs),
+        "events": (held.events or []) + (new.events or []) or None,
+        "num_nans_in_logits": held.num_nans_in_logits + new.num_nans_in_logits,
+        "new_sampling_mask": None,  # per position, and cannot be joined
+        "routed_experts": None,  # likewise
+    }
+    return msgspec.structs.replace(held, **said)
 
 
 def _join_logprobs(held: Logprobs | None, new: Logprobs | None) -> Logprobs | None:

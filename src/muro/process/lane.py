@@ -2,13 +2,15 @@
 
 Used by the sender thread alone. What cannot be encoded costs the request or the call it belongs to: the
 request ends with ERROR and is aborted in the engine, the caller of an operation is told method and type.
+The engine goes on for a while with requests that were ended here; what it says about them is dropped until the
+host has settled them, so that nothing follows a final output.
 """
 
 from __future__ import annotations
 
 import logging
 
-from muro.engine.events import Abort, DropClient, Routed
+from muro.engine.events import GivenUp, Routed
 from muro.engine.host import failed_output
 from muro.errors import LocalProtocolError, RequestFailedError
 from muro.ids import ClientIndex
@@ -53,6 +55,7 @@ class Lane:
         self._inbox = inbox
         self._limit = limit
         self._backlog = Backlog()
+        self._ended: set[str] = set()
         self._layout: Layout | None = None
         self._encoder: OutputEncoder | None = None
 
@@ -63,6 +66,8 @@ class Lane:
 
     def send(self, routed: Routed) -> None:
         """Send a message now, or hold it while the client is too slow."""
+        if (self._ended or routed.settled) and not self._without_ended(routed):
+            return
         if self._backlog or self._in_flight.is_full(self._socket):
             self._hold(routed)
         else:
@@ -87,8 +92,20 @@ class Lane:
         self._backlog.add(routed)
         if self._backlog.size > self._limit:
             log.warning("client %d does not read its outputs; its requests are given up", self._client)
-            self._backlog.give_up()
-            self._inbox.put(DropClient(self._client))
+            self._give_up(self._backlog.give_up(), everything=True)
+
+    def _give_up(self, request_ids: list[str], *, everything: bool = False) -> None:
+        """Requests end here. The loop hears of it before the client does: an id that comes again comes later."""
+        self._ended.update(request_ids)
+        self._inbox.put(GivenUp(self._client, request_ids, everything))
+
+    def _without_ended(self, routed: Routed) -> bool:
+        """Take out what concerns requests that were ended here; whether anything is left."""
+        self._ended.difference_update(routed.settled or ())
+        message = routed.message
+        message.outputs = [output for output in message.outputs if output.request_id not in self._ended]
+        others = (message.scheduler_stats, message.utility_output, message.wave_complete, message.start_wave)
+        return bool(message.outputs) or any(part is not None for part in others)
 
     def _encode(self, routed: Routed) -> None:
         try:
@@ -126,9 +143,9 @@ class Lane:
 
     def _fail(self, message: EngineCoreOutputs, output: EngineCoreOutput, fault: LocalProtocolError) -> None:
         failed = failed_output(output.request_id, RequestFailedError(f"its output cannot be sent: {fault.message}"))
-        self._write(self._alone(message, failed))
         if output.finish_reason is None:
-            self._inbox.put(Abort(self._client, [output.request_id]))
+            self._give_up([output.request_id])
+        self._write(self._alone(message, failed))
 
     def _alone(self, message: EngineCoreOutputs, output: EngineCoreOutput) -> EngineCoreOutputs:
         return EngineCoreOutputs(engine_index=message.engine_index, outputs=[output], timestamp=message.timestamp)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from queue import Empty
 
-from muro.engine.events import Event, Routed
+from muro.engine.events import Event, ExecutorFailed, Routed
 from muro.engine.host import EngineHost
 from muro.process.lifecycle import Lifecycle, State
 from muro.process.policy import TickPolicy
@@ -67,7 +67,9 @@ class BusyLoop:
     def reject_rest(self) -> None:
         """After the end: everything that is still queued gets its answer."""
         while not self._inbox.empty():
-            self._apply(self._inbox.get_nowait())
+            event = self._inbox.get_nowait()
+            if not isinstance(event, ExecutorFailed):  # too late to matter
+                self._apply(event)
 
     def _take_input(self) -> None:
         inbox = self._inbox
@@ -81,7 +83,7 @@ class BusyLoop:
         self._page.step_started()
         routed, executed = self._host.step()
         self._post(routed)
-        tokens = sum(len(r.message.outputs) for r in routed)
+        tokens = sum(len(o.new_token_ids) for r in routed for o in r.message.outputs)
         self._page.step_ended(tokens, self._host.num_live, 0)
         has_work = self._host.has_work()
         self._post(self._policy.after_step(executed, has_work))
