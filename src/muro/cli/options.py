@@ -135,14 +135,16 @@ def flags(options: type[O]) -> Callable[[Callable[[O], None]], Callable[..., Non
             command(options(**values))
 
         hints = get_type_hints(options, include_extras=True)
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-                )
-                for field in msgspec.structs.fields(options)
-            ]
-        )
+        parameters = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.required else field.default,
+                annotation=hints[field.name],
+            )
+            for field in msgspec.structs.fields(options)
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = hints
         run.__doc__ = command.__doc__
         run.__name__ = command.__name__

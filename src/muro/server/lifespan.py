@@ -31,7 +31,7 @@ from muro.errors import ConfigError, EngineDeadError
 from muro.llm.aio import AsyncLLM
 from muro.llm.words import ModelChoice
 from muro.server.app import App, make_app
-from muro.server.service import MAX_BODY_BYTES, Service
+from muro.server.service import Service
 from muro.wire.failure import ExitCode
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     served_names: tuple[str, ...] = ()
     """What callers call the model; empty: as `ModelChoice.names`."""
-    max_body_bytes: int = MAX_BODY_BYTES
+    max_body_bytes: int | None = None
+    """Limit of a request's body; None: as `service.body_limit`."""
     shutdown_timeout: float = 0.0
     death_notice: float = 2.0
     """How long a server whose engine has died goes on telling so."""

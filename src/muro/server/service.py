@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from muro.errors import NotFoundError, OverloadedError
 from muro.llm.aio import AsyncLLM
 
-MAX_BODY_BYTES = 64 << 20
-"""Of one request; a prompt of ten million token ids fits."""
+_BODY_BYTES_PER_TOKEN = 64
+_LEAST_BODY_BYTES, _MOST_BODY_BYTES = 4 << 20, 64 << 20
 
 RETRY_AFTER_SECONDS = 2.0
 """Hint for callers who come while this server shuts down: another one will have taken over by then."""
@@ -23,13 +23,13 @@ class Service:
     Args:
         llm: the model.
         names: what callers may call it, the best name first.
-        max_body_bytes: limit of a request's body.
+        max_body_bytes: limit of a request's body; None: as `body_limit`.
     """
 
-    def __init__(self, llm: AsyncLLM, names: Sequence[str], max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, llm: AsyncLLM, names: Sequence[str], max_body_bytes: int | None = None) -> None:
         self.llm = llm
         self.names = list(names)
-        self.max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes or body_limit(llm.words.max_model_len)
         self.created = int(time.time())
         self._closing = False
         self._busy = 0
@@ -75,3 +75,11 @@ class Service:
         while self._busy:
             self._changed.clear()
             await self._changed.wait()
+
+
+def body_limit(max_model_len: int) -> int:
+    """Bytes of a request's body: room for several prompts that fill the context, and not much more.
+
+    Reading JSON holds up every stream, for some 25 ms per million token ids.
+    """
+    return min(max(_LEAST_BODY_BYTES, max_model_len * _BODY_BYTES_PER_TOKEN), _MOST_BODY_BYTES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import msgspec
 
@@ -33,11 +33,10 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
     if isinstance(prompt, str):
         prompts = [prompt]
     else:
-        kinds = {type(item) for item in prompt}
-        if len(kinds) > 1:
+        # A list may hold millions of ids: it is looked through once, and not copied.
+        if len(set(map(type, prompt))) > 1:
             raise InvalidRequestError("prompt mixes texts, token ids and lists of token ids", param="prompt")
-        ids = [item for item in prompt if isinstance(item, int)]
-        prompts = [ids] if ids else [item for item in prompt if not isinstance(item, int)]
+        prompts = cast("list[str | list[int]]", [prompt] if isinstance(prompt[0], int) else prompt)
     if [] in prompts:
         raise InvalidRequestError("prompt holds an empty list of token ids", param="prompt")
     if len(prompts) * request.n > MAX_CHOICES:
