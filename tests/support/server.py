@@ -33,9 +33,11 @@ class Server:
         self.url = ""
         return self
 
-    def ready(self) -> Self:
+    def ready(self, within: float = 30.0) -> Self:
         """Wait until it serves."""
-        found = until(lambda: self._address() or self.process.poll() is not None, within=30, what="the server is ready")
+        found = until(
+            lambda: self._address() or self.process.poll() is not None, within=within, what="the server is ready"
+        )
         assert isinstance(found, str), self.errors()
         self.url = found
         return self
