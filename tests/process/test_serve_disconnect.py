@@ -12,6 +12,8 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 
@@ -51,9 +53,13 @@ class Here:
     async def post(
         self, body: object, path: str = "/v1/completions"
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await self.send(json.dumps(body).encode(), path)
+
+    async def send(
+        self, data: bytes, path: str = "/v1/completions"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writers.append(writer)
-        data = json.dumps(body).encode()
         writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(data), data))
         return reader, writer
 
@@ -65,12 +71,12 @@ class Here:
 
 
 @contextlib.asynccontextmanager
-async def serving(step_ms: float = 2.0) -> AsyncIterator[Here]:
+async def serving(step_ms: float = 2.0, max_model_len: int | None = None) -> AsyncIterator[Here]:
     stops = StopRequests()
     ready: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
     listener = bind("127.0.0.1", 0)
     port = int(url_of(listener).rpartition(":")[2])
-    choice = ModelChoice(engine="faulty", options={"step_ms": step_ms})
+    choice = ModelChoice(engine="faulty", options={"step_ms": step_ms}, max_model_len=max_model_len)
     running = asyncio.create_task(
         serve(
             listener, choice, ConnectConfig(), ServerConfig(), stops=stops,
@@ -241,5 +247,49 @@ def test_faults_of_one_request_are_its_own() -> None:
                 assert b'"finish_reason":"length"' in await reader.readuntil(b'"object"')
                 await hang_up(writer)
             await here.all_gone(within=1.5)
+
+    asyncio.run(test())
+
+
+@pytest.mark.cases
+def test_in_a_thread_that_is_not_the_main_one() -> None:
+    """FC-50: no signal handler can be set there; a stop is asked for in other ways."""
+
+    async def test() -> None:
+        async with serving() as here:
+            await here.works()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, test()).result(30)
+
+
+@pytest.mark.cases
+def test_what_is_far_too_long_holds_nobody_up() -> None:
+    """FC-36: other streams go on while absurd prompts and bodies are refused."""
+    absurd: list[object] = [
+        {"prompt": "x" * 10_000_000},
+        {"prompt": [1] * 10_000_000},
+        {"prompt": "x" * 3_000_000},
+        {"prompt": [1] * 1_000_000},
+    ]
+
+    async def gaps(reader: asyncio.StreamReader) -> list[float]:
+        times = []
+        while True:
+            line = await reader.readline()
+            if line.startswith(b"data: [DONE]"):
+                return [later - earlier for earlier, later in pairwise(times)]
+            if line.startswith(b"data: "):
+                times.append(time.monotonic())
+
+    async def test() -> None:
+        async with serving(step_ms=10, max_model_len=4096) as here:
+            bodies = [json.dumps(body).encode() for body in absurd]
+            reader, _ = await here.post({"prompt": "abc", "max_tokens": 200, "stream": True})
+            watching = asyncio.create_task(gaps(reader))
+            for body in bodies:
+                answer, _ = await here.send(body)
+                assert (await answer.readline()).split()[1] in (b"400", b"413")
+            assert max(await watching) < 0.25  # 0.1 s, and what a busy machine adds
 
     asyncio.run(test())
