@@ -7,7 +7,7 @@ answers that come after that have unknown ids and vanish.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from muro.errors import CallFailedError, InternalError, MuroError, RemoteProtocolError
@@ -67,17 +67,13 @@ class PendingCalls:
         """Answers that are awaited."""
         return len(self._calls)
 
-    def open(
-        self, method: str, op: Op[Any] | None, ranks: Iterable[EngineRank], done: Callable[[], object]
-    ) -> tuple[PendingCall, list[tuple[EngineRank, CallId]]]:
-        """Start a call; returns it and the id to use for each rank."""
-        call = PendingCall(method, op, done)
-        for rank in ranks:
-            call_id = CallId(self._next_id)
-            self._next_id = self._next_id + 1 if self._next_id < _LAST_ID else 1
-            self._calls[call_id] = call
-            call.waiting[call_id] = rank
-        return call, [(rank, call_id) for call_id, rank in call.waiting.items()]
+    def expect(self, call: PendingCall, rank: EngineRank) -> CallId:
+        """The id under which `rank` is called; the call waits for its answer too."""
+        call_id = CallId(self._next_id)
+        self._next_id = self._next_id + 1 if self._next_id < _LAST_ID else 1
+        self._calls[call_id] = call
+        call.waiting[call_id] = rank
+        return call_id
 
     def answer(self, answer: UtilityOutput) -> None:
         """Take an answer in; unknown ids are ignored."""

@@ -76,8 +76,8 @@ class Link:
             raise UsageError(f"this client belongs to process {self._owner}; make one of its own in each process")
 
     def send(self, message: Message) -> bool:
-        """Send to an engine; False if it is not connected (any more)."""
-        return send_nowait(self._doors.inputs, message)
+        """Send to an engine; False if it is not connected (any more), or was told to stop."""
+        return not self._stopped and send_nowait(self._doors.inputs, message)
 
     def decode(self, frames: list[Frame]) -> EngineCoreOutputs | Marker | None:
         """A message, or the announcement of a death.

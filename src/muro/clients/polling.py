@@ -46,12 +46,11 @@ class Polling:
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for news, at most `timeout` seconds (None: for ever); whether there may be some."""
-        now = self._clock()
-        for due in (self._bury_at, self._name_by):
-            if due is not None:
-                timeout = max(0.0, due - now if timeout is None else min(timeout, due - now))
+        mourning = self._bury_at is not None or self._name_by is not None
+        if mourning:
+            timeout = self._until_due(timeout)
         ready = self._pump.poll(None if timeout is None else math.ceil(min(timeout, _LONGEST_POLL) * 1000))
-        return bool(ready) or self._bury_at is not None or self._name_by is not None
+        return ready > 0 or mourning
 
     def take(self) -> list[News]:
         """The next message, or deaths that are due."""
@@ -77,6 +76,10 @@ class Polling:
     def close(self) -> None:
         """Stop watching; nobody waits any more."""
         self._wakeup.close()
+
+    def _until_due(self, timeout: float | None) -> float:
+        due = min(at for at in (self._bury_at, self._name_by) if at is not None) - self._clock()
+        return max(0.0, due if timeout is None else min(timeout, due))
 
     def _woken(self) -> None:
         self._wakeup.clear()

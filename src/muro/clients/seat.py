@@ -5,7 +5,7 @@ receives for everybody; the others sleep until what they wait for is there, or t
 
 - The seat, every waiter's bell and whatever the conditions look at change under one lock, the client's state
   lock. It is a plain `threading.Lock`, entered with `with`: only so can Ctrl-C never leave it locked.
-- A waiter looks at its condition under the lock before it sleeps, so no ring is lost.
+- A waiter looks at its condition and arms its bell under the lock before it sleeps, so no ring is lost.
 - Whoever leaves while the seat is free rings a sleeper, which takes over.
 - Only the holder of the seat touches the output socket. `Seat.close` takes the seat for good.
 """
@@ -16,30 +16,40 @@ import threading
 import time
 from collections.abc import Callable
 
+from muro.errors import InternalError
+
 
 class Waiter:
-    """A sleeping place for one thread. Everything but `sleep` is called under the state lock."""
+    """A sleeping place for one thread. Everything but `sleep` is called under the state lock.
+
+    The bell exists from the first `arm` on: who holds the seat never sleeps and needs none.
+    """
 
     __slots__ = ("_bell", "_rung", "thread")
 
     def __init__(self) -> None:
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._bell: threading.Lock | None = None
         self._rung = False
         self.thread = threading.get_ident()
 
     def ring(self) -> None:
-        if not self._rung:
+        """Wake who sleeps here. Before `arm` there is nobody to wake: the condition is looked at after it."""
+        if self._bell is not None and not self._rung:
             self._rung = True
             self._bell.release()
 
     def arm(self) -> None:
-        """Forget earlier rings."""
-        if self._rung and self._bell.acquire(blocking=False):
+        """Get ready to sleep; forget earlier rings."""
+        if self._bell is None:
+            self._bell = threading.Lock()
+            self._bell.acquire()
+        elif self._rung and self._bell.acquire(blocking=False):
             self._rung = False
 
     def sleep(self, timeout: float | None) -> None:
         """Sleep until a ring or for `timeout` seconds."""
+        if self._bell is None:
+            raise InternalError("slept without a bell")
         if self._bell.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             self._rung = False
 

@@ -204,19 +204,22 @@ class Session:
         Raises InvalidRequestError for what cannot be sent, and the error that ended the session.
         """
         self.check()
-        engines = [self._engine(rank)] if rank is not None else list(self.engines.values())
-        for engine in engines:
-            engine.check_serving()
-        method = op if isinstance(op, str) else op.name
-        known = None if isinstance(op, str) else op
-        call, ids = self.calls.open(method, known, [engine.rank for engine in engines], done)
+        engines = [self._engine(rank)] if rank is not None else self.engines.values()
+        method, known = (op, None) if isinstance(op, str) else (op.name, op)
+        call, messages = PendingCall(method, known, done), []
         try:
             values = list(args) if known is None else known.check_args(args)
-            requests = [UtilityRequest(self._client_index, call_id, method, values) for _, call_id in ids]
-            return call, [[e.identity, *e.encoder.call(r)] for e, r in zip(engines, requests, strict=True)]
+            for engine in engines:
+                engine.check_serving()
+                request = UtilityRequest(self._client_index, self.calls.expect(call, engine.rank), method, values)
+                messages.append([engine.identity, *engine.encoder.call(request)])
         except LocalProtocolError as error:
             self.calls.end(call, error)
             raise InvalidRequestError(f"operation {method!r} cannot be called so: {error.message}") from error
+        except EngineDeadError as error:
+            self.calls.end(call, error)
+            raise
+        return call, messages
 
     def receive(self, message: EngineCoreOutputs) -> None:
         """Take a message of an engine: outputs go to their sinks, or wait as a batch."""

@@ -18,8 +18,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar, cast
 
+from muro.clients.calls import PendingCall
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.seat import Seat, Waiter
 from muro.clients.session import Attempt, Message, Session, StatsListener, unreachable
@@ -184,7 +186,8 @@ class ThreadsClient:
             self._seat.wait(waiter, feed.ready, self._receive, None)
         finally:
             feed.waiter = None
-            self._drop_gone()
+            if self._gone:
+                self._drop_gone()
 
     def _enter(self) -> None:
         self._link.check_process()
@@ -214,23 +217,25 @@ class ThreadsClient:
     ) -> dict[EngineRank, Any]:
         self._enter()
         waiter = Waiter()
-        with self._lock:
-            call, messages = self._session.call(op, args, engine, lambda: self._seat.ring(waiter))
+        call: PendingCall | None = None
         try:
             with self._lock:
+                call, messages = self._session.call(op, args, engine, partial(self._seat.ring, waiter))
                 for message in messages:
                     if not self._link.send(message):
                         self._bury()
                         self._session.check()
                         raise unreachable(message)
-            if not self._seat.wait(waiter, lambda: call.over, self._receive, timeout):
+            pending = call
+            if not self._seat.wait(waiter, lambda: pending.over, self._receive, timeout):
                 raise CallTimeoutError(f"no answer to {call.method!r} within {timeout} s", method=call.method)
             return call.result()
         finally:
-            if not call.over:
+            if call is not None and not call.over:
                 with self._lock:
                     self._session.calls.end(call, None)
-            self._drop_gone()
+            if self._gone:
+                self._drop_gone()
 
     def _receive(self, timeout: float | None) -> None:
         """Wait for news and take them in (holder of the seat)."""
@@ -244,7 +249,7 @@ class ThreadsClient:
                         self._died(item)
                     else:
                         self._session.receive(item)
-                if self._session.has_batches and self._batch_readers:
+                if self._batch_readers and self._session.has_batches:
                     self._seat.ring(next(iter(self._batch_readers)))
         except BaseException:
             with self._lock:

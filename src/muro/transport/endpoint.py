@@ -14,12 +14,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import ipaddress
 import os
-import re
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 
 import msgspec
@@ -32,10 +29,13 @@ PATH_LIMIT: int = zmq.IPC_PATH_MAX_LEN
 """Longest path of an ipc socket, in bytes: 107 on Linux."""
 
 _PREFIX = "muro-"
-_RANDOM_LENGTH = 8  # what tempfile appends
+_RANDOM_BYTES = 6
+_NAME_LENGTH = len(_PREFIX) + 2 * _RANDOM_BYTES
 _LONGEST_ROLE = 20
 _SHORT_ROOTS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 the directory made below is private
-_TCP = re.compile(r"tcp://(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:/]+)):(?P<port>[0-9]{1,5})")
+_HOST_ENDS = frozenset("[]:/")
+_MAPPED_IPV4 = bytes(10) + b"\xff\xff"  # ::ffff:a.b.c.d
+_ROLE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -65,13 +65,20 @@ def parse_address(address: str) -> Endpoint:
             raise ConfigError(f"{address!r} names no socket file; ipc:///tmp/name works")
         _check_length(path)
         return Endpoint(address, path=path)
-    match = _TCP.fullmatch(address)
-    if match is None or int(match["port"]) > 65535:
+    host, separator, port = address.removeprefix("tcp://").rpartition(":")
+    bare = _without_brackets(host)
+    named = bare == host
+    if (
+        not address.startswith("tcp://")
+        or not separator
+        or not bare
+        or not (port.isascii() and port.isdigit() and int(port) <= 65535)
+        or (named and not _HOST_ENDS.isdisjoint(host))
+    ):
         raise ConfigError(f"{address!r} is no address; tcp://127.0.0.1:5555, tcp://[::1]:5555 and ipc:///tmp/name work")
-    host = match["bracketed"] or match["plain"]
-    if match["bracketed"] and _literal(host) != 6:
+    if not named and _family(bare) != socket.AF_INET6:
         raise ConfigError(f"{address!r}: only an IPv6 address stands in brackets")
-    return Endpoint(address, host=host, port=int(match["port"]))
+    return Endpoint(address, host=bare, port=int(port))
 
 
 def tcp_endpoint(host: str, port: int = 0) -> str:
@@ -79,15 +86,15 @@ def tcp_endpoint(host: str, port: int = 0) -> str:
 
     Raises ConfigError for a wildcard and for what is no host or port.
     """
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if bare in ("", "*") or (_literal(bare) and ipaddress.ip_address(bare.partition("%")[0]).is_unspecified):
+    bare = _without_brackets(host)
+    if bare in ("", "*") or _is_wildcard(bare):
         raise ConfigError(
             f"host {host!r} stands for every interface; name the one address that engines shall dial, "
             "for instance 127.0.0.1"
         )
     if not 0 <= port <= 65535:
         raise ConfigError(f"port is {port}; it must lie in 0 ... 65535")
-    return parse_address(f"tcp://[{bare}]:{port}" if _literal(bare) == 6 else f"tcp://{bare}:{port}").address
+    return parse_address(f"tcp://[{bare}]:{port}" if ":" in bare else f"tcp://{bare}:{port}").address
 
 
 def resolve(endpoint: Endpoint) -> Endpoint:
@@ -95,7 +102,7 @@ def resolve(endpoint: Endpoint) -> Endpoint:
 
     Prefers IPv4, as peers that dial the name do. May ask a name server. Raises ConfigError.
     """
-    if endpoint.is_ipc or _literal(endpoint.host):
+    if endpoint.is_ipc or _family(endpoint.host) is not None:
         return endpoint
     try:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
@@ -167,7 +174,7 @@ def ipc_endpoint(directory: EndpointDirectory, role: str) -> str:
     """The address of one socket by its role, for instance "handshake" or "input-0"; at most 20 characters."""
     if not directory.path:
         raise ConfigError("the socket directory is not open")
-    if len(role) > _LONGEST_ROLE or not re.fullmatch(r"[a-z0-9-]+", role):
+    if len(role) > _LONGEST_ROLE or not role or not _ROLE_LETTERS.issuperset(role):
         raise ConfigError(f"{role!r} is no role: at most {_LONGEST_ROLE} small letters, digits and hyphens")
     return parse_address(f"ipc://{directory.path}/{role}").address
 
@@ -193,7 +200,7 @@ def _own_directories(root: str) -> Iterator[str]:
     except OSError:
         return
     for entry in entries:
-        if entry.name.startswith(_PREFIX) and len(entry.name) == len(_PREFIX) + _RANDOM_LENGTH:
+        if entry.name.startswith(_PREFIX) and len(entry.name) == _NAME_LENGTH:
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & 0o77 == 0:
@@ -202,7 +209,8 @@ def _own_directories(root: str) -> Iterator[str]:
 
 def _make(root: str) -> tuple[str, int]:
     while True:
-        path = tempfile.mkdtemp(prefix=_PREFIX, dir=root)  # mode 0700, ours
+        path = os.path.join(root, _PREFIX + os.urandom(_RANDOM_BYTES).hex())
+        os.mkdir(path, 0o700)
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -243,7 +251,7 @@ def _check_root(root: str) -> None:
         root.encode()
     except UnicodeEncodeError as error:
         raise ConfigError("its name is not valid UTF-8") from error
-    _check_length(os.path.join(root, _PREFIX + "x" * _RANDOM_LENGTH, "x" * _LONGEST_ROLE))
+    _check_length(os.path.join(root, "x" * _NAME_LENGTH, "x" * _LONGEST_ROLE))
 
 
 def _check_length(path: str) -> None:
@@ -252,9 +260,23 @@ def _check_length(path: str) -> None:
         raise ConfigError(f"the ipc path {path} has {length} bytes; a socket path may have {PATH_LIMIT}")
 
 
-def _literal(host: str) -> int:
-    """4 or 6 for an address literal, 0 for a name."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).version
-    except ValueError:
-        return 0
+def _without_brackets(host: str) -> str:
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def _packed(host: str) -> bytes:
+    """The bytes of an address literal (4 or 16), none for a name."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, ValueError):
+            return socket.inet_pton(family, host.partition("%")[0])
+    return b""
+
+
+def _family(host: str) -> socket.AddressFamily | None:
+    """The family of an address literal, None for a name."""
+    return {4: socket.AF_INET, 16: socket.AF_INET6}.get(len(_packed(host)))
+
+
+def _is_wildcard(host: str) -> bool:
+    packed = _packed(host)
+    return bool(packed) and not any(packed.removeprefix(_MAPPED_IPV4))

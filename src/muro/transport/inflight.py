@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import zmq
 
 from muro.errors import InternalError
-from muro.transport.sockets import Frame, Socket
+from muro.transport.sockets import Frame, Socket, send_frame
 
 ZERO_COPY_BYTES = 256 << 10
 """Frames of this size and over are sent from where they lie."""
@@ -112,6 +112,9 @@ class InFlight:
         lane = self._lanes.get(socket)
         if lane is None:
             lane = self._lanes[socket] = _Lane()
+        if len(frames) == 1 and lane.sent + (size := len(frames[0])) - lane.marked < self._watermark:
+            self._send_small(socket, lane, frames[0], size, buffer)
+            return
         total = sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
         lane.sent += total
         trackers: list[zmq.MessageTracker] = []
@@ -126,13 +129,23 @@ class InFlight:
                     lane.marked = lane.sent
                     lane.waiting.append(_Message(lane.sent, [_send_tracked(socket, bytes(frame), flags)], (), None))
                 else:
-                    socket.send(frame, flags)
+                    send_frame(socket, frame, flags)
         except zmq.Again as error:
             raise InternalError("an output socket refused a message although its queue is unlimited") from error
         if trackers:
             lane.marked = lane.sent
             lane.waiting.append(_Message(lane.sent, trackers, frames, buffer))
         elif buffer is not None:
+            self._pool.give(buffer)
+
+    def _send_small(self, socket: Socket, lane: _Lane, frame: Frame, size: int, buffer: bytearray | None) -> None:
+        """One small frame that needs no mark: nearly every message."""
+        try:
+            send_frame(socket, frame, _DONTWAIT)
+        except zmq.Again as error:
+            raise InternalError("an output socket refused a message although its queue is unlimited") from error
+        lane.sent += size
+        if buffer is not None:
             self._pool.give(buffer)
 
     def release(self) -> None:

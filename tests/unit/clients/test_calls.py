@@ -16,9 +16,8 @@ class Opened:
 
     def __init__(self, calls: PendingCalls, op: Op[object] | None = None, ranks: list[EngineRank] = RANKS) -> None:
         self.over = 0
-        self.call: PendingCall
-        self.call, ids = calls.open(op.name if op else "anything", op, ranks, self._done)
-        self.ids = dict(ids)
+        self.call = PendingCall(op.name if op else "anything", op, self._done)
+        self.ids = {rank: calls.expect(self.call, rank) for rank in ranks}
 
     def _done(self) -> None:
         self.over += 1

@@ -51,6 +51,10 @@ def test_addresses_are_taken_apart(address: str, expected: Endpoint) -> None:
         "tcp://127.0.0.1",
         "tcp://:5555",
         "tcp://fd00::1:5555",
+        "tcp://a[b]:5555",
+        "tcp://[]:5555",
+        "tcp://host:٣",
+        "tcp:/127.0.0.1:5555",
         "tcp://[fd00::1]",
         "tcp://[127.0.0.1]:5555",
         "tcp://[name]:5555",
@@ -79,7 +83,7 @@ def test_hosts_become_addresses(host: str, address: str) -> None:
 
 
 @pytest.mark.cases
-@pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "::", "[::]"])
+@pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "::", "[::]", "::ffff:0.0.0.0"])
 def test_fc54_a_wildcard_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match=r"every interface.*127\.0\.0\.1"):
         tcp_endpoint(host)
@@ -203,18 +207,18 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_dead_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    dead = tmp_path / "muro-deadbeef"
+    dead = tmp_path / "muro-deadbeefdead"
     dead.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(dead / "input"))
-    foreign = tmp_path / "muro-keepsake-of-somebody"
+    foreign = tmp_path / "muro-keepsake-of-somebody-else"
     foreign.mkdir(mode=0o700)
-    open_to_others = tmp_path / "muro-openopen"
+    open_to_others = tmp_path / "muro-openopenopen"
     open_to_others.mkdir()
     open_to_others.chmod(0o755)
-    linked = tmp_path / "muro-linklink"
+    linked = tmp_path / "muro-linklinklink"
     linked.symlink_to(foreign)
-    with_files = tmp_path / "muro-filefile"
+    with_files = tmp_path / "muro-filefilefile"
     with_files.mkdir(mode=0o700)
     (with_files / "notes.txt").write_text("not a socket")
     with EndpointDirectory(str(tmp_path)) as living:
@@ -228,7 +232,7 @@ def test_what_dead_processes_left_is_removed_and_nothing_else(tmp_path: Path) ->
 
 
 def test_a_directory_in_use_elsewhere_is_left_alone(tmp_path: Path) -> None:
-    used = tmp_path / "muro-inuseinu"
+    used = tmp_path / "muro-inuseinusein"
     used.mkdir(mode=0o700)
     lock = os.open(used, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
