@@ -109,14 +109,14 @@ def test_asked_to_stop_with_nothing_to_do(number: signal.Signals) -> None:
 def test_without_patience_running_requests_end_with_abort(pool: ThreadPoolExecutor) -> None:
     with Server(*PACED) as server:
         server.ready()
-        streamed = running_stream(server, pool, **ENDLESS, n=2)
         whole = pool.submit(httpx.post, f"{server.url}/v1/completions", json=ENDLESS, timeout=30)
-        until(lambda: server.metric("vllm:num_requests_running") == 3)
+        until(lambda: server.metric("vllm:generation_tokens_total") >= 3)
+        streamed = running_stream(server, pool, **ENDLESS, n=2)
         server.signal(signal.SIGTERM)
         assert [json.loads(data)["choices"][0]["finish_reason"] for data in streamed.result(5)[-3:-1]] == ["abort"] * 2
         answer = whole.result(5)
         assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "abort")
-        assert answer.json()["choices"][0]["text"][:3] in ("a", "ab", "abc")
+        assert answer.json()["choices"][0]["text"].startswith("abc")
         assert server.exit_code(5) == 0
         assert "Traceback" not in server.errors()
 

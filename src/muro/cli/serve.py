@@ -96,7 +96,10 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
             _announce(url, service)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(listener, choice, connect, config, on_progress=show, on_serving=on_serving))
+            code = runner.run(serve(listener, choice, connect, config, on_progress=show, on_serving=on_serving))
+    if code == 0:
+        print("stopped")
+    return code
 
 
 def _announce(url: str, service: Service) -> None:
