@@ -26,13 +26,19 @@ if TYPE_CHECKING:
         RequestError,
         StartupError,
     )
+    from muro.llm.aio import AsyncLLM
+    from muro.llm.offline import LLM
+    from muro.llm.outputs import CompletionOutput, RequestOutput
     from muro.wire.output import EngineCoreOutput, FinishReason
     from muro.wire.request import EngineCoreRequest, PoolingParams, SamplingParams
 
 __all__ = [
+    "LLM",
+    "AsyncLLM",
     "AsyncMPClient",
     "CallError",
     "ClientClosedError",
+    "CompletionOutput",
     "ConfigError",
     "ConnectConfig",
     "Engine",
@@ -50,6 +56,7 @@ __all__ = [
     "OutputBatch",
     "PoolingParams",
     "RequestError",
+    "RequestOutput",
     "SamplingParams",
     "StartupError",
     "StepResult",
@@ -71,6 +78,9 @@ _HOME = {
         "CallError ClientClosedError ConfigError EngineDeadError InvalidRequestError MuroError RequestError "
         "StartupError"
     ),
+    "muro.llm.aio": "AsyncLLM",
+    "muro.llm.offline": "LLM",
+    "muro.llm.outputs": "CompletionOutput RequestOutput",
     "muro.wire.output": "EngineCoreOutput FinishReason",
     "muro.wire.request": "EngineCoreRequest PoolingParams SamplingParams",
 }

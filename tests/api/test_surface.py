@@ -10,6 +10,7 @@ import pytest
 SURFACE = {
     "muro": {
         *("AsyncMPClient", "InprocClient", "SyncMPClient", "connect", "connect_async"),
+        *("LLM", "AsyncLLM", "RequestOutput", "CompletionOutput"),
         *("ConnectConfig", "EngineConfig", "EngineStatus", "OutputBatch"),
         *("EngineCoreOutput", "EngineCoreRequest", "FinishReason", "PoolingParams", "SamplingParams"),
         *("Engine", "EngineCore", "EngineInfo", "StepResult", "operation"),

@@ -73,6 +73,19 @@ class AsyncStream:
                 raise error_from_wire(output.error, request_id=output.request_id)
         return output
 
+    def pending(self) -> list[EngineCoreOutput]:
+        """Take the outputs that have come already; an ERROR is left for the next read, which raises it."""
+        outputs = self._outputs
+        taken: list[EngineCoreOutput] = []
+        while outputs:
+            output = outputs[0]
+            if output.finish_reason is not None:
+                if output.finish_reason == FinishReason.ERROR:
+                    break
+                self._open = False
+            taken.append(outputs.popleft())
+        return taken
+
     async def aclose(self) -> None:
         """Abort the request if it has not ended."""
         self._drop()

@@ -73,7 +73,8 @@ def _live(proc: EngineCoreProc, report_failure: Callable[[FailureRecord], None])
             proc.run()
         code = ExitCode.STOPPED
     except BaseException as error:
-        log.exception("the engine failed in phase %r", proc.phase)
+        # A wrong setting says all in its message; anything else is to be found by its traceback.
+        log.error("the engine failed in phase %r: %s", proc.phase, error, exc_info=not isinstance(error, ConfigError))
         report_failure(FailureRecord.of(proc.phase, error))
         if isinstance(error, ConfigError) and code is ExitCode.STARTUP_FAILED:
             code = ExitCode.CONFIG

@@ -1,0 +1,5 @@
+"""`python -m muro` is the command `muro`."""
+
+from muro.cli.main import main
+
+main()

@@ -1,0 +1,68 @@
+"""The command `muro`: which commands there are, and how errors end them."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+
+from muro.errors import ConfigError, EngineDeadError, MissingExtraError, MuroError, StartupError
+from muro.wire.failure import ExitCode
+
+HELP = """An inference engine in a process of its own, and an OpenAI-compatible server in front of it.
+
+First steps:
+
+    muro serve --engine echo                  a server that repeats what it is told
+
+    muro serve "$(muro pull demo)"            a small real model
+
+    muro bench serve http://127.0.0.1:8000    put load on it
+"""
+
+
+def main() -> None:
+    """Entry point of the command line."""
+    try:
+        _run()
+    except MuroError as error:
+        print(f"muro: {error.message}", file=sys.stderr)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        print("muro: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def exit_code(error: MuroError) -> int:
+    """With what a command ends that failed so."""
+    if isinstance(error, ConfigError):
+        return ExitCode.CONFIG
+    if isinstance(error, StartupError):
+        # An engine that refused its settings has said so with its exit code.
+        return ExitCode.CONFIG if error.exit_status == ExitCode.CONFIG else ExitCode.STARTUP_FAILED
+    return ExitCode.ENGINE_FAILED if isinstance(error, EngineDeadError) else 1
+
+
+def _run() -> None:
+    try:
+        import typer
+    except ModuleNotFoundError:
+        raise MissingExtraError("the command line", "cli") from None
+    from muro.cli import bench, pull, serve
+
+    app = typer.Typer(
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command("serve", help=serve.HELP)(serve.serve)
+    app.command("pull", help=pull.HELP)(pull.pull)
+    app.add_typer(bench.make_app(), name="bench")
+
+    @app.command("version", help="Print the version.")
+    def show_version() -> None:
+        print(version("muro"))
+
+    app()

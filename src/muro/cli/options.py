@@ -1,0 +1,173 @@
+"""Flags from structs: each option is written once, as a field with its type, default and help.
+
+`@flags(Options)` makes a command line of a function that takes one `Options`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import msgspec
+import typer
+
+from muro.errors import ConfigError
+
+O = TypeVar("O", bound=msgspec.Struct)  # noqa: E741
+
+_HTTP, _ENGINE, _MANY = "HTTP", "Model and engine", "Engines elsewhere"
+
+EXIT_CODES = """\
+Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while serving; 11 it did not start;
+12 (an engine alone) its front-end has gone."""
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags of `muro serve`; named as those of `vllm serve` where they mean the same."""
+
+    model: Annotated[
+        str | None, typer.Argument(help="Model directory, or the name of a model that `muro pull` has fetched.")
+    ] = None
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What runs the model: a built-in name (openvino, echo, paced), module:factory, or path.py:factory. "
+            "Default: openvino. An engine that needs no model is served with a byte-level tokenizer.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    engine_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of the engine; may be repeated.", rich_help_panel=_ENGINE),
+    ] = None
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Directory with tokenizer.json, if not the model's.", rich_help_panel=_ENGINE)
+    ] = None
+    chat_template: Annotated[
+        str | None, typer.Option(help="File with a chat template, if not the model's.", rich_help_panel=_ENGINE)
+    ] = None
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of prompt and output together.", rich_help_panel=_ENGINE)
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Requests that run at once.", rich_help_panel=_ENGINE)
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per step of the engine.", rich_help_panel=_ENGINE)
+    ] = None
+    startup_timeout: Annotated[
+        float, typer.Option(help="Seconds that a starting engine may show no progress.", rich_help_panel=_ENGINE)
+    ] = 600.0
+    log_level: Annotated[str, typer.Option(help="Of front-end and engine.", rich_help_panel=_ENGINE)] = "WARNING"
+    host: Annotated[str, typer.Option(help="Address to serve on.", rich_help_panel=_HTTP)] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to serve on; 0: any free one.", rich_help_panel=_HTTP)
+    ] = 8000
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What callers call the model; may be repeated, the first one is shown.", rich_help_panel=_HTTP
+        ),
+    ] = None
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds that requests under way get after SIGTERM or Ctrl-C; new ones get 503 meanwhile. 0 ends them "
+            "at once. A second signal ends the patience; further ones change nothing.",
+            rich_help_panel=_HTTP,
+        ),
+    ] = 0.0
+    headless: Annotated[
+        bool,
+        typer.Option(
+            "--headless", help="No HTTP: run one engine here, which dials a front-end elsewhere.", rich_help_panel=_MANY
+        ),
+    ] = False
+    data_parallel_size: Annotated[
+        int, typer.Option("--data-parallel-size", "-dp", min=1, help="Engines in all.", rich_help_panel=_MANY)
+    ] = 1
+    data_parallel_size_local: Annotated[
+        int | None,
+        typer.Option(
+            "--data-parallel-size-local",
+            "-dpl",
+            min=0,
+            help="How many of them are started here (default: all); the others dial in.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None
+    data_parallel_start_rank: Annotated[
+        int,
+        typer.Option(
+            "--data-parallel-start-rank",
+            "-dpr",
+            min=0,
+            help="With --headless: this engine's rank.",
+            rich_help_panel=_MANY,
+        ),
+    ] = 0
+    data_parallel_address: Annotated[
+        str,
+        typer.Option(
+            "--data-parallel-address", "-dpa", help="Address of the front-end's sockets.", rich_help_panel=_MANY
+        ),
+    ] = "127.0.0.1"
+    data_parallel_rpc_port: Annotated[
+        int,
+        typer.Option(
+            "--data-parallel-rpc-port",
+            "-dpp",
+            min=0,
+            max=65535,
+            help="Port at which engines that are started elsewhere are greeted.",
+            rich_help_panel=_MANY,
+        ),
+    ] = 29550
+
+
+def flags(options: type[O]) -> Callable[[Callable[[O], None]], Callable[..., None]]:
+    """Make a command of a function that takes one struct; every field becomes an argument or option."""
+
+    def decorate(command: Callable[[O], None]) -> Callable[..., None]:
+        def run(**values: Any) -> None:
+            command(options(**values))
+
+        hints = get_type_hints(options, include_extras=True)
+        parameters = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.required else field.default,
+                annotation=hints[field.name],
+            )
+            for field in msgspec.structs.fields(options)
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = hints
+        run.__doc__ = command.__doc__
+        run.__name__ = command.__name__
+        return run
+
+    return decorate
+
+
+def engine_options(options: ServeOptions) -> dict[str, Any]:
+    """What the engine is given: `NAME=VALUE`s, and the bounds that have flags of their own. Raises ConfigError."""
+    given = pairs(options.engine_option or ())
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if (value := getattr(options, name)) is not None:
+            given[name] = value
+    return given
+
+
+def pairs(texts: Sequence[str]) -> dict[str, Any]:
+    """`NAME=VALUE` as a map; the engine converts the values. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--engine-option {text!r} is not NAME=VALUE")
+        found[name.replace("-", "_")] = value
+    return found

@@ -1,0 +1,71 @@
+"""`muro pull`: fetch and prepare a model of the catalogue."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from muro.cli.options import flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HELP = """Fetch a model and prepare it. Prints the model directory as the last line of standard output.
+
+Models and caches live in $MURO_HOME, else in muro/ of the user's cache directory.
+
+Example:
+
+    muro serve "$(muro pull demo)"
+"""
+
+
+class PullOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags of `muro pull`."""
+
+    name: Annotated[str, typer.Argument(help="demo: SmolLM2-135M-Instruct, 98 MB.")]
+
+
+@flags(PullOptions)
+def pull(options: PullOptions) -> None:
+    """See `HELP`."""
+    from muro.config import home
+    from muro.models.pull import pull as fetch
+
+    with _Bars() as bars:
+        directory = fetch(options.name, home(), progress=bars)
+    print(directory)
+
+
+class _Bars:
+    """A bar per phase on a terminal, a line per phase elsewhere; on standard error."""
+
+    def __init__(self) -> None:
+        self._progress: Any = None
+        self._phases: dict[str, Any] = {}
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=Console(stderr=True))
+            self._progress.start()
+        return self._tell
+
+    def __exit__(self, *exc: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _tell(self, phase: str, done: int, total: int) -> None:
+        if phase not in self._phases:
+            self._phases[phase] = self._progress.add_task(phase, total=total) if self._progress else None
+            if self._progress is None:
+                size = f" ({total / 1e6:.0f} MB)" if total > 1000 else ""
+                print(f"{phase}{size}", file=sys.stderr, flush=True)
+        if self._progress is not None:
+            self._progress.update(self._phases[phase], completed=done, total=total)

@@ -1,0 +1,135 @@
+"""`muro serve`: an engine behind HTTP, or (--headless) an engine alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from muro.cli.options import ServeOptions, engine_options, flags
+from muro.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from muro.llm.words import ModelChoice
+    from muro.server.service import Service
+
+HELP = """Serve a model with an OpenAI-compatible API; its engine runs in a process of its own.
+
+Examples:
+
+    muro serve ~/.cache/muro/models/SmolLM2-135M-Instruct
+
+    muro serve --engine echo --port 9000
+
+    muro serve --engine my_engine.py:MyEngine --engine-option depth=3
+
+    muro serve demo --headless --data-parallel-address 10.0.0.1 --data-parallel-rpc-port 29550
+
+Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while serving; 11 it did not start;
+12 (with --headless) the front-end has gone.
+"""
+
+
+@flags(ServeOptions)
+def serve(options: ServeOptions) -> None:
+    """See `HELP`."""
+    logging.basicConfig(level=_level(options.log_level), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    choice = _choice(options)
+    sys.exit(_headless(options, choice) if options.headless else _serve(options, choice))
+
+
+def _level(name: str) -> int:
+    level = logging.getLevelNamesMapping().get(name.upper())
+    if level is None:
+        raise ConfigError(f"--log-level {name!r}: there is {', '.join(logging.getLevelNamesMapping())}")
+    return level
+
+
+def _choice(options: ServeOptions) -> ModelChoice:
+    from muro.llm.words import ModelChoice
+
+    return ModelChoice(
+        model=options.model,
+        engine=options.engine,
+        options=engine_options(options),
+        tokenizer=options.tokenizer,
+        chat_template=options.chat_template,
+        max_model_len=options.max_model_len,
+    )
+
+
+def _serve(options: ServeOptions, choice: ModelChoice) -> int:
+    import asyncio
+
+    try:
+        import uvloop
+
+        from muro.server.lifespan import ServerConfig, bind, serve
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"serving HTTP (no module {error.name!r})", "serve") from None
+    from muro.cli.progress import StartupShow
+    from muro.config import ConnectConfig, EngineConfig
+
+    choice.engine_config()  # whatever is wrong with it is told before anything else happens
+    local = options.data_parallel_size_local
+    elsewhere = local is not None and local < options.data_parallel_size
+    connect = ConnectConfig(
+        num_engines=options.data_parallel_size,
+        num_local_engines=local,
+        host=options.data_parallel_address if elsewhere else None,
+        handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
+        startup_timeout=options.startup_timeout,
+        engine=EngineConfig(log_level=options.log_level.upper()),
+    )
+    config = ServerConfig(
+        host=options.host,
+        port=options.port,
+        served_names=tuple(options.served_model_name or ()),
+        shutdown_timeout=options.shutdown_timeout,
+    )
+    listener = bind(config.host, config.port)
+    with StartupShow() as show:
+
+        def on_serving(url: str, service: Service) -> None:
+            show.close()
+            _announce(url, service)
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(serve(listener, choice, connect, config, on_progress=show, on_serving=on_serving))
+    if code == 0:
+        print("stopped")
+    return code
+
+
+def _announce(url: str, service: Service) -> None:
+    body: dict[str, object] = {"model": service.names[0]}
+    if service.llm.words.template is None:
+        path = "completions"
+        body |= {"prompt": "The capital of France is", "max_tokens": 16}
+    else:
+        path = "chat/completions"
+        body |= {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64}
+    print(f"{service.names[0]} is served on {url}   (Ctrl-C stops it)")
+    print(f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{json.dumps(body)}'", flush=True)
+
+
+def _headless(options: ServeOptions, choice: ModelChoice) -> int:
+    import msgspec
+
+    from muro.process.main import run_headless
+    from muro.transport.endpoint import tcp_endpoint
+
+    if options.data_parallel_size_local not in (None, 1):
+        raise ConfigError("--headless runs one engine; start one command for each: --data-parallel-start-rank")
+    config = msgspec.structs.replace(
+        choice.engine_config(),
+        rank=options.data_parallel_start_rank,
+        handshake_address=tcp_endpoint(options.data_parallel_address, options.data_parallel_rpc_port),
+        local=False,
+        headless=True,
+        shutdown_timeout=options.shutdown_timeout,
+        handshake_timeout=options.startup_timeout,
+        log_level=options.log_level.upper(),
+    )
+    return run_headless(config)

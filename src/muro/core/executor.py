@@ -1,0 +1,49 @@
+"""What the scheduler needs of a model: compute the planned tokens, give the logits that were asked for.
+
+Implementations live with their engine (`engines/openvino/executor.py`) or in `muro.testing`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from muro.core.plan import ModelRunnerOutput, SchedulerOutput
+from muro.engine.interface import FailureCallback
+
+
+class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded model can hold. `dtype` is "float16", "bfloat16" or "float32", as in `EngineInfo`."""
+
+    max_model_len: int
+    """The most tokens of one sequence, prompt and output together."""
+    num_blocks: int
+    """Blocks of the key/value cache; block tables hold numbers 0 ... num_blocks - 1, all of them usable."""
+    block_size: int
+    """Tokens per block."""
+    vocab_size: int
+    """Width of the logits; token ids lie in 0 ... vocab_size - 1."""
+    dtype: str = "float32"
+
+
+class Executor(Protocol):
+    """A loaded model with its key/value cache. Called from the loop thread only."""
+
+    def info(self) -> ExecutorInfo: ...
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step; `plan.sequences` is never empty, and no two of them share a block that is written.
+
+        Raising a `RequestError` with a `request_id` of the plan ends that request only: the rest of the step is
+        planned and computed again, so computing a position twice must do no harm. Any other error ends the engine.
+        """
+        ...
+
+    def on_failure(self, callback: FailureCallback) -> None:
+        """Call back, from any thread, when the model can no longer work."""
+        ...
+
+    def shutdown(self) -> None:
+        """Free what the model holds; called once, also after a failure."""
+        ...

@@ -1,0 +1,52 @@
+"""The values that pass between scheduler and executor, in both directions.
+
+Values only: nothing here decides or computes. An executor that reads this file and `core/executor.py` knows all
+that it has to know about the rest of the engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class SequencePlan(msgspec.Struct, gc=False):
+    """What to compute for one sequence in one step.
+
+    The token at index i of `token_ids` stands at position `num_computed_tokens + i` of its sequence, and its key
+    and value belong into block `block_table[position // block_size]` at offset `position % block_size`. Everything
+    before `num_computed_tokens` is in the cache already. The table covers at least the tokens of this step and may
+    be longer. It belongs to the scheduler: read it during `execute`, do not keep or change it.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    """The tokens to compute now, at least one: a chunk of the prompt, or the last sampled token."""
+    num_computed_tokens: int
+    """How many tokens of this sequence are in the cache (vLLM's "past length")."""
+    block_table: list[int]
+    sample: bool
+    """Whether the logits after the last of `token_ids` are wanted; false for all chunks of a prompt but the last."""
+
+
+class SchedulerOutput(msgspec.Struct):
+    """One step: sequences in the order in which their rows come back."""
+
+    sequences: list[SequencePlan]
+    total_tokens: int
+    """Sum of `len(token_ids)`; never above `max_num_batched_tokens`."""
+
+
+class ModelRunnerOutput(msgspec.Struct):
+    """What came out of one step.
+
+    `logits` is a float32 array of shape [number of sequences with `sample`, vocab_size], rows in the order of the
+    plan. It is read before the next `execute`, so an executor may hand out the same buffer every time.
+    """
+
+    logits: NDArray[np.float32]

@@ -1,0 +1,149 @@
+"""The model on the CPU as an `Executor`: a step plan becomes the arrays that paged attention reads.
+
+Owns the key/value cache and the compiled model; decides nothing. `infer` lets go of the interpreter lock, so other
+threads run during the forward pass. Called from one thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from muro.core.executor import ExecutorInfo
+from muro.core.plan import ModelRunnerOutput, SchedulerOutput, SequencePlan
+from muro.engine.interface import FailureCallback
+from muro.engines.openvino.options import OpenVINOOptions
+from muro.errors import ConfigError, InvalidRequestError
+from muro.models.config import ModelConfig
+
+
+class OpenVINOExecutor:
+    """Runs steps on a compiled model; made by `create_executor`.
+
+    Args:
+        request: an infer request whose cache inputs are set.
+        cache: the arrays behind those inputs; OpenVINO does not keep them alive.
+        info: what the model and its cache can hold.
+    """
+
+    def __init__(self, request: ov.InferRequest, cache: list[Any], info: ExecutorInfo) -> None:
+        self._request: ov.InferRequest | None = request
+        self._cache = cache
+        self._info = info
+
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """See `Executor.execute`. The logits are a view of the model's output, overwritten by the next call."""
+        if self._request is None:
+            raise RuntimeError("the executor was shut down")
+        for name, array in step_inputs(plan, self._info).items():
+            self._request.set_tensor(name, ov.Tensor(array))
+        self._request.infer()
+        logits = self._request.get_output_tensor(0).data
+        return ModelRunnerOutput(logits=logits.reshape(-1, self._info.vocab_size))
+
+    def on_failure(self, callback: FailureCallback) -> None:
+        """Nothing to report: the model computes in this process, and `execute` raises if it cannot."""
+
+    def shutdown(self) -> None:
+        self._request = None
+        self._cache = []
+
+
+def create_executor(compiled: ov.CompiledModel, config: ModelConfig, options: OpenVINOOptions) -> OpenVINOExecutor:
+    """Allocate the key/value cache within its memory budget and put the executor together.
+
+    Raises:
+        ConfigError: the cache cannot hold a sequence of `max_model_len` tokens.
+    """
+    caches = {
+        port.any_name: port for port in compiled.inputs if port.any_name.startswith(("key_cache.", "value_cache."))
+    }
+    shapes = {name: [dim.get_length() for dim in list(port.partial_shape)[1:]] for name, port in caches.items()}
+    # Shapes are [kv heads, tokens, head size]; with u8, scales lie behind the tokens of keys and the sizes of values.
+    block_size = shapes["value_cache.0"][1]
+    block_bytes = sum(port.element_type.size * int(np.prod(shapes[name])) for name, port in caches.items())
+    num_blocks = (options.cache_memory_mb << 20) // block_bytes
+    request = compiled.create_infer_request()
+    cache = []
+    for name, port in caches.items():
+        # Fresh zero pages: they take no memory until a block is used, and unused lanes of a block hold no NaN.
+        zeros = np.zeros([num_blocks, *shapes[name]], dtype=port.element_type.to_dtype())
+        request.set_tensor(name, ov.Tensor(zeros, shared_memory=True))
+        cache.append(zeros)
+    info = ExecutorInfo(
+        max_model_len=_max_model_len(config, options, num_blocks * block_size),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        vocab_size=config.vocab_size,
+        dtype="float32",
+    )
+    return OpenVINOExecutor(request, cache, info)
+
+
+def step_inputs(plan: SchedulerOutput, info: ExecutorInfo) -> dict[str, Any]:
+    """The model's inputs for one step; names, shapes and types as in `graph.py`.
+
+    Raises:
+        InvalidRequestError: a token id lies outside the vocabulary.
+    """
+    token_ids: list[int] = []
+    positions: list[int] = []
+    past_lens: list[int] = []
+    begins = [0]
+    blocks: list[int] = []
+    block_begins = [0]
+    sampled: list[int] = []
+    longest = 0
+    for sequence in plan.sequences:
+        past = sequence.num_computed_tokens
+        end = past + len(sequence.token_ids)
+        token_ids += sequence.token_ids
+        positions += range(past, end)
+        past_lens.append(past)
+        begins.append(len(token_ids))
+        blocks += sequence.block_table[: -(-end // info.block_size)]
+        block_begins.append(len(blocks))
+        longest = max(longest, end)
+        if sequence.sample:
+            sampled.append(len(token_ids) - 1)
+    # Outside the vocabulary the embedding would be read past its end.
+    if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
+        raise _outside_vocabulary(plan.sequences, info.vocab_size)
+    return {
+        "input_ids": np.array(token_ids, dtype=np.int64),
+        "position_ids": np.array(positions, dtype=np.int64),
+        "past_lens": np.array(past_lens, dtype=np.int32),
+        "subsequence_begins": np.array(begins, dtype=np.int32),
+        "block_indices": np.array(blocks, dtype=np.int32),
+        "block_indices_begins": np.array(block_begins, dtype=np.int32),
+        "max_context_len": np.array(longest, dtype=np.int32),
+        "sampled": np.array(sampled, dtype=np.int32),
+    }
+
+
+def _outside_vocabulary(sequences: list[SequencePlan], vocab_size: int) -> InvalidRequestError:
+    for sequence in sequences:
+        for token_id in sequence.token_ids:
+            if not 0 <= token_id < vocab_size:
+                what = f"token id {token_id} is outside the vocabulary of {vocab_size} tokens"
+                return InvalidRequestError(what, request_id=sequence.request_id, param="prompt")
+    raise AssertionError("unreachable: a token id was found outside the vocabulary")
+
+
+def _max_model_len(config: ModelConfig, options: OpenVINOOptions, capacity: int) -> int:
+    wanted = options.max_model_len or min(config.max_position_embeddings, capacity)
+    if wanted > config.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the model was made for {config.max_position_embeddings} tokens"
+        )
+    if wanted > capacity or capacity == 0:
+        raise ConfigError(
+            f"cache_memory_mb={options.cache_memory_mb} holds {capacity} tokens, fewer than max_model_len, {wanted}: "
+            "give the cache more memory, or lower max_model_len"
+        )
+    return wanted

@@ -1,0 +1,195 @@
+"""Tensors of a checkpoint, by their Hugging Face names, and their compression to int8.
+
+Reads one tensor at a time from memory-mapped files, so that the process never holds the model twice.
+Formats: safetensors (https://github.com/huggingface/safetensors, "Format") in F32, F16 and BF16, and whatever the
+library `gguf` can dequantise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from muro.errors import ConfigError, MissingExtraError
+from muro.models.config import ModelConfig, ModelDir
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Float32 = NDArray[np.float32]
+
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+_GGUF_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+class Checkpoint(Protocol):
+    """Weights by name, such as "model.layers.0.self_attn.q_proj.weight"."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def read(self, name: str) -> Float32:
+        """One tensor in float32, matrices as [out, in]. Raises ConfigError if it is not there."""
+        ...
+
+
+def open_checkpoint(model: ModelDir) -> Checkpoint:
+    """The weights of a model directory.
+
+    Raises:
+        ConfigError: a file is damaged.
+        MissingExtraError: `gguf` is not installed.
+    """
+    if model.weights[0].suffix == ".gguf":
+        if len(model.weights) > 1:
+            raise ConfigError(f"{model.path} holds several GGUF files; leave one of them")
+        return GgufCheckpoint(model.weights[0], model.config)
+    return SafetensorsCheckpoint(model.weights)
+
+
+class SafetensorsCheckpoint:
+    """One or more `*.safetensors` files."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._tensors: dict[str, tuple[Path, int, _Entry]] = {}
+        for file in files:
+            start, entries = _read_header(file)
+            for name, entry in entries.items():
+                self._tensors[name] = (file, start, entry)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def read(self, name: str) -> Float32:
+        """See `Checkpoint.read`."""
+        import numpy as np
+
+        if name not in self._tensors:
+            raise ConfigError(f"the checkpoint has no tensor {name}")
+        file, start, entry = self._tensors[name]
+        stored = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(entry.dtype)
+        if stored is None:
+            raise ConfigError(f"{file}: {name} is stored as {entry.dtype}; supported are F32, F16 and BF16")
+        begin, end = entry.data_offsets
+        shape = entry.shape
+        if begin < 0 or start + end > file.stat().st_size or end - begin != _count(shape) * np.dtype(stored).itemsize:
+            raise ConfigError(f"{file} is damaged: {name} does not lie where its header says")
+        raw = np.memmap(file, dtype=stored, mode="r", offset=start + begin, shape=shape)
+        if entry.dtype == "BF16":  # the upper half of a float32
+            return (raw.astype(np.uint32) << 16).view(np.float32)
+        return np.array(raw, dtype=np.float32)
+
+
+class GgufCheckpoint:
+    """A GGUF file of a Llama model."""
+
+    def __init__(self, file: Path, config: ModelConfig) -> None:
+        try:
+            import gguf
+        except ImportError:
+            raise MissingExtraError("reading a GGUF file", "openvino") from None
+        self._dequantize = gguf.dequantize
+        self._file = file
+        self._heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        try:
+            self._tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+        except (OSError, ValueError, IndexError, KeyError) as error:  # what the reader raises on damaged files
+            raise ConfigError(f"{file} is no GGUF file that can be read: {error}") from error
+
+    def __contains__(self, name: str) -> bool:
+        return gguf_name(name) in self._tensors
+
+    def read(self, name: str) -> Float32:
+        """See `Checkpoint.read`."""
+        import numpy as np
+
+        stored = gguf_name(name)
+        tensor = self._tensors.get(stored)
+        if tensor is None:
+            raise ConfigError(f"{self._file} has no tensor {stored} (for {name})")
+        try:
+            weight = self._dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise ConfigError(
+                f"{self._file}: {stored} is quantised as {tensor.tensor_type.name}, which is not supported"
+            ) from None
+        weight = np.ascontiguousarray(weight, dtype=np.float32)
+        kind = stored.split(".")[-2]
+        return _unpermute(weight, self._heads[kind]) if kind in self._heads else weight
+
+
+def gguf_name(name: str) -> str:
+    """The GGUF name of a tensor, from its Hugging Face name."""
+    module, _, kind = name.rpartition(".")
+    top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    if module in top:
+        return f"{top[module]}.{kind}"
+    layer, _, rest = module.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{_GGUF_NAMES.get(rest, rest)}.{kind}"
+
+
+def quantize_int8(weight: Float32) -> tuple[NDArray[np.int8], Float32]:
+    """Symmetric int8 per output channel: `weight` [out, in] is about `values * scales`, scales [out, 1]."""
+    import numpy as np
+
+    scales = np.abs(weight).max(axis=1, keepdims=True) / 127
+    scales[scales == 0] = 1
+    values = np.rint(weight / scales).astype(np.int8)
+    return values, scales.astype(np.float32)
+
+
+def _unpermute(weight: Float32, heads: int) -> Float32:
+    """Undo the order that GGUF gives the rows of q and k in Llama models.
+
+    There, rotary pairs are neighbours (row 2i with 2i + 1); here and in Hugging Face checkpoints row i of a head goes
+    with row i + head_dim / 2.
+    """
+    import numpy as np
+
+    rows = weight.shape[0]
+    pairs = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(weight.shape)
+
+
+class _Entry(msgspec.Struct):
+    """One tensor in the header of a safetensors file; offsets in bytes from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def _read_header(file: Path) -> tuple[int, dict[str, _Entry]]:
+    """Where the data begins, and what there is. Raises ConfigError."""
+    try:
+        with file.open("rb") as source:
+            size = int.from_bytes(source.read(8), "little")
+            if size > min(_MAX_HEADER_BYTES, file.stat().st_size):
+                raise ValueError(f"a header of {size} bytes")
+            header = msgspec.json.decode(source.read(size), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{file} is no safetensors file that can be read: {error}") from error
+    return 8 + size, entries
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,214 @@
+"""AsyncLLM: words in, words out, over an asyncio client. Belongs to the event loop in which its client was made."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from muro.clients.connect import OnProgress, connect_async
+from muro.clients.interface import AsyncEngineCoreClient, AsyncOutputStream, EngineStatus
+from muro.config import ConnectConfig
+from muro.errors import UsageError
+from muro.ids import EngineRank
+from muro.llm import pipeline
+from muro.llm.generation import Generation, Line
+from muro.llm.outputs import CompletionOutput, Piece, RequestOutput
+from muro.llm.words import ModelChoice, Prompt, Words, effective_length, load_words, split_prompt
+from muro.observe.metrics import ChoiceClock, ServingMetrics
+from muro.wire.request import OutputKind, SamplingParams
+from muro.wire.stats import SchedulerStats
+
+if TYPE_CHECKING:
+    from muro.clients.aio import AsyncMPClient
+
+
+class AsyncLLM:
+    """A model that answers. Made by `start`, or of finished parts.
+
+    Args:
+        client: read with `generate` by nobody else.
+        words: tokenizer, chat template, length of the context.
+        metrics: where to write down what happens.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: AsyncEngineCoreClient,
+        words: Words,
+        metrics: ServingMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client = client
+        self.words = words
+        self.metrics = metrics or ServingMetrics()
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._live: weakref.WeakSet[Generation] = weakref.WeakSet()
+
+    @classmethod
+    async def start(
+        cls,
+        model: str | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        connect: ConnectConfig | None = None,
+        **choice: Any,
+    ) -> AsyncLLM:
+        """Start the engine of a model and return when it serves. Cancelling it takes everything down.
+
+        Args:
+            model: a model directory, or the name of a model that `muro pull` has fetched.
+            on_progress: told how the start goes; called in another thread.
+            connect: how many engines, where; of its `engine` all but engine, model and options holds.
+            choice: further fields of `ModelChoice`, for instance `engine="echo"`.
+
+        Raises:
+            ConfigError: a setting is wrong.
+            StartupError: the engine did not come up.
+        """
+        chosen = ModelChoice(model=model, **choice)
+        connect = connect or ConnectConfig()
+        connect = msgspec.structs.replace(connect, engine=chosen.engine_config(connect.engine))
+        tokenizer, template = load_words(chosen)
+        client = await connect_async(connect, on_progress=on_progress)
+        try:
+            length = context_length(client.engines(), chosen.max_model_len)
+        except BaseException:
+            await client.aclose()
+            raise
+        return cls(client, Words(tokenizer, template, length)).watch(client)
+
+    def watch(self, client: AsyncMPClient) -> Self:
+        """Write down the statistics that the engines report."""
+        client.observe_stats(stats_listener(self.metrics))
+        return self
+
+    def submit(
+        self,
+        request_id: str,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        *,
+        began: float | None = None,
+    ) -> Generation:
+        """Send all choices of all prompts; either every one is accepted or none. Never awaits.
+
+        Args:
+            request_id: the caller's own word for it; need not be unique.
+            prompts: token ids, checked by `words`.
+            params: the caller's parameters.
+            began: when the request arrived, in monotonic seconds; None: now.
+
+        Raises:
+            InvalidRequestError: an option is wrong.
+            EngineDeadError, ClientClosedError: nothing can be served any more.
+        """
+        pipeline.check_params(params)
+        tokenizer, began = self.words.tokenizer, self._clock() if began is None else began
+        lines: list[Line] = []
+        streams: list[AsyncOutputStream] = []
+        try:
+            for prompt in prompts:
+                fitted = pipeline.engine_params(params, len(prompt), tokenizer, self.words.max_model_len)
+                name = f"{request_id}-{next(self._numbers)}"
+                for request in pipeline.fan_out(name, prompt, fitted, params.n, external_id=request_id):
+                    streams.append(self.client.generate(request))
+                    choice = pipeline.Choice(len(lines), request.request_id, params, tokenizer)
+                    clock = ChoiceClock(self.metrics, began)
+                    lines.append(Line(choice, streams[-1], len(prompt), clock, self._clock))
+                self.metrics.prompt_tokens += len(prompt)
+        except BaseException:
+            self.client.abort([line.choice.request_id for line in lines])
+            raise
+        generation = Generation(request_id, prompts, lines)
+        self._live.add(generation)
+        return generation
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of one prompt as they come; what each holds is the parameters' `output_kind`.
+
+        Leaving the loop, or cancelling the task, aborts the request. Raises RequestError, EngineDeadError.
+        """
+        params = sampling_params or SamplingParams()
+        text, plain = split_prompt(prompt)
+        ids = await self.words.encode_async(plain)
+        generation = self.submit(request_id or "generate", [ids], params)
+        request_id = request_id or generation.choices[0].request_id
+        sofar = [CompletionOutput(choice.index, "", []) for choice in generation.choices]
+        try:
+            async for piece in generation:
+                news = _gather(piece, sofar, params.output_kind)
+                finished = all(output.finished for output in sofar)
+                if params.output_kind is OutputKind.FINAL_ONLY and not finished:
+                    continue
+                yield RequestOutput(request_id, text, ids, news, finished)
+        finally:
+            await generation.aclose()
+
+    def abort_all(self) -> int:
+        """End every request in flight: each choice gets a last piece that says "abort". Gives their number."""
+        live = list(self._live)
+        for generation in live:
+            with contextlib.suppress(UsageError):
+                generation.abort(self.client.abort)
+        return len(live)
+
+    def engines(self) -> list[EngineStatus]:
+        """How each engine is, by rank; asks them nothing."""
+        return self.client.engines()
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError or ClientClosedError if no request can be served."""
+        self.client.check_health()
+
+    async def aclose(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as the client's
+        """Stop the engines that were started here."""
+        await self.client.aclose(timeout)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+def context_length(engines: Sequence[EngineStatus], wanted: int | None) -> int:
+    """See `words.effective_length`; what the engines said when they were ready."""
+    return effective_length([status.ready.max_model_len for status in engines if status.ready], wanted)
+
+
+def stats_listener(metrics: ServingMetrics) -> Callable[[EngineRank, SchedulerStats], None]:
+    """What writes the reports of engines down."""
+
+    def listen(rank: EngineRank, stats: SchedulerStats) -> None:
+        cache = stats.prefix_cache_stats
+        metrics.engine_report(
+            rank, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage, cache.queries, cache.hits
+        )
+
+    return listen
+
+
+def _gather(piece: Piece, sofar: list[CompletionOutput], kind: OutputKind) -> list[CompletionOutput]:
+    """Add a piece to what its choice has; gives what the caller is shown."""
+    mine = sofar[piece.index]
+    mine.text += piece.text
+    mine.token_ids = mine.token_ids + piece.token_ids  # a new list: the caller may keep the old one
+    mine.finish_reason, mine.stop_reason = piece.finish_reason, piece.stop_reason
+    if kind is OutputKind.DELTA:
+        return [CompletionOutput(piece.index, piece.text, piece.token_ids, piece.finish_reason, piece.stop_reason)]
+    return list(_copies(sofar))
+
+
+def _copies(outputs: Sequence[CompletionOutput]) -> Iterator[CompletionOutput]:
+    for output in outputs:
+        yield msgspec.structs.replace(output)

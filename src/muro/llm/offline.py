@@ -1,0 +1,175 @@
+"""LLM: a list of prompts in, a list of outputs out, as users of vLLM know it. Over the client for threads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast
+
+from muro.clients.connect import OnProgress, connect
+from muro.clients.interface import EngineCoreClient
+from muro.config import ConnectConfig
+from muro.errors import InvalidRequestError
+from muro.llm import pipeline
+from muro.llm.outputs import CompletionOutput, RequestOutput
+from muro.llm.pipeline import Choice
+from muro.llm.words import ModelChoice, Prompt, Words, effective_length, load_words, split_prompt
+from muro.wire.failure import error_from_wire
+from muro.wire.output import EngineCoreOutput, FinishReason
+from muro.wire.request import SamplingParams
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model in a process of its own that answers lists of prompts.
+
+    The one constructor here that does something: it starts the engine, because users of vLLM expect that.
+
+    Args:
+        model: a model directory, or the name of a model that `muro pull` has fetched.
+        on_progress: told how the start goes.
+        choice: further fields of `ModelChoice`, for instance `engine="echo"`.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        StartupError: the engine did not come up.
+    """
+
+    def __init__(self, model: str | None = None, *, on_progress: OnProgress | None = None, **choice: Any) -> None:
+        chosen = ModelChoice(model=model, **choice)
+        tokenizer, template = load_words(chosen)
+        client = connect(ConnectConfig(engine=chosen.engine_config()), on_progress=on_progress)
+        try:
+            ready = [status.ready.max_model_len for status in client.engines() if status.ready]
+            self._words = Words(tokenizer, template, effective_length(ready, chosen.max_model_len))
+        except BaseException:
+            client.close()
+            raise
+        self._client: EngineCoreClient = client
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs come in the order of the prompts.
+
+        Args:
+            prompts: one prompt, or a list. A list of integers is one prompt of token ids.
+            sampling_params: for all prompts, or one for each.
+
+        Raises:
+            RequestError: a prompt cannot be served; the others are aborted.
+            EngineDeadError: the engine has ended.
+        """
+        listed = _listed(prompts)
+        params = _params_for(listed, sampling_params)
+        jobs = []
+        for prompt, wanted in zip(listed, params, strict=True):
+            pipeline.check_params(wanted)
+            text, plain = split_prompt(prompt)
+            jobs.append(_Job(str(next(self._numbers)), text, self._words.encode(plain), wanted, self._words))
+        self._run(jobs)
+        return [job.output() for job in jobs]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one chat or several; `template` as for `ChatTemplate.render`."""
+        chats: list[Any] = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
+        texts = [self._words.render(chat, **template) for chat in chats]
+        prompts = [self._words.tokenizer.encode(text, add_special=False) for text in texts]
+        outputs = self.generate(prompts, sampling_params)
+        for output, text in zip(outputs, texts, strict=True):
+            output.prompt = text
+        return outputs
+
+    def close(self) -> None:
+        """Stop the engine. Happens by itself when the object is lost, or the interpreter ends."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self, jobs: Sequence[_Job]) -> None:
+        """Send everything, take outputs until all have ended. Whatever interrupts it ends what is in flight."""
+        waiting: dict[str, _Answer] = {}
+        try:
+            for job in jobs:
+                for request, answer in zip(job.requests, job.answers, strict=True):
+                    waiting[request.request_id] = answer
+                    self._client.add_request(request)
+            while waiting:
+                for output in self._client.get_outputs().outputs:
+                    self._take(output, waiting)
+        except BaseException:
+            self._client.abort(waiting)
+            raise
+
+    def _take(self, output: EngineCoreOutput, waiting: dict[str, _Answer]) -> None:
+        answer = waiting.get(output.request_id)
+        if answer is None:  # of an earlier call that was interrupted
+            return
+        if output.finish_reason is not None:
+            del waiting[output.request_id]
+            if output.finish_reason == FinishReason.ERROR:
+                raise error_from_wire(output.error, request_id=output.request_id)
+        answer.texts.append(answer.choice.take([output]).text)
+        if answer.choice.stopped_early and waiting.pop(output.request_id, None) is not None:
+            self._client.abort([output.request_id])
+
+
+class _Answer:
+    """One choice and its text so far."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self.texts: list[str] = []
+
+    def output(self) -> CompletionOutput:
+        choice = self.choice
+        text = "".join(self.texts)
+        return CompletionOutput(choice.index, text, choice.token_ids, choice.finish_reason, choice.stop_reason)
+
+
+class _Job:
+    """One prompt of a call, with its requests and what became of them."""
+
+    def __init__(self, request_id: str, text: str | None, ids: list[int], params: SamplingParams, words: Words) -> None:
+        self._request_id = request_id
+        self._text = text
+        self._ids = ids
+        fitted = pipeline.engine_params(params, len(ids), words.tokenizer, words.max_model_len)
+        self.requests = pipeline.fan_out(request_id, ids, fitted, params.n, external_id=request_id)
+        self.answers = [
+            _Answer(Choice(index, request.request_id, params, words.tokenizer))
+            for index, request in enumerate(self.requests)
+        ]
+
+    def output(self) -> RequestOutput:
+        return RequestOutput(self._request_id, self._text, self._ids, [a.output() for a in self.answers], finished=True)
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def _params_for(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        what = f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one for each"
+        raise InvalidRequestError(what, param="sampling_params")
+    return params

@@ -1,0 +1,44 @@
+"""What a caller gets: `RequestOutput` with one `CompletionOutput` per choice, named as users of vLLM know them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Piece(msgspec.Struct, gc=False):
+    """News of one choice: what has become certain since the last piece. A `finish_reason` makes it the last one."""
+
+    index: int
+    """Position of the choice among all choices of its request: prompt by prompt, `n` for each."""
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    """"stop", "length", "abort" or "repetition"."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token that ended it; None for the end-of-sequence token and everything else."""
+
+
+class CompletionOutput(msgspec.Struct):
+    """One choice; how much of it depends on the request's `output_kind`: all so far, or what is new."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None
+
+
+class RequestOutput(msgspec.Struct):
+    """One prompt and its `n` choices."""
+
+    request_id: str
+    prompt: str | None
+    """The text of the prompt; None if it was given as token ids."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool

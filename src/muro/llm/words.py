@@ -1,0 +1,150 @@
+"""Everything that belongs to a model and is not its engine: names, tokenizer, chat template, length of its context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from muro.config import EngineConfig, home
+from muro.errors import ConfigError, InvalidRequestError
+from muro.llm import pipeline
+from muro.models.pull import pulled
+from muro.text.chat import ChatTemplate, load_chat_template
+from muro.text.tokenizer import Tokenizer, load_tokenizer
+
+INLINE_CHARS = 4096
+"""Longer texts are tokenised in a thread: a hop there costs 0.1 ms, so many characters about 1 ms."""
+
+MODEL_ENGINE = "openvino"
+"""The built-in engine that runs a model directory."""
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
+
+
+class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be served."""
+
+    model: str | None = None
+    """A model directory, or the name of a model that `muro pull` has fetched."""
+    engine: str | None = None
+    """None: the built-in one that runs models. An engine without a model gets a byte-level tokenizer."""
+    options: dict[str, Any] = {}
+    """Options of the engine."""
+    tokenizer: str | None = None
+    """Directory with the tokenizer, if it is not the model's."""
+    chat_template: str | None = None
+    """File with a chat template, if it is not the model's."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output together; None: as many as the engine takes."""
+
+    def engine_config(self, template: EngineConfig | None = None) -> EngineConfig:
+        """Settings for the engine's process, the rest as in `template`. Raises ConfigError if nothing is named."""
+        if self.model is None and self.engine is None:
+            raise ConfigError("name a model directory, or an engine that needs none: --engine echo")
+        engine = self.engine or MODEL_ENGINE
+        options = dict(self.options)
+        if engine == MODEL_ENGINE and self.max_model_len is not None:
+            options.setdefault("max_model_len", self.max_model_len)
+        directory = self.directory()
+        model = None if directory is None else str(directory)
+        return msgspec.structs.replace(template or EngineConfig(), engine=engine, model=model, options=options)
+
+    def directory(self) -> Path | None:
+        """The model's directory. Raises ConfigError if there is none of that name."""
+        if self.model is None:
+            return None
+        directory = pulled(self.model, home()) or Path(self.model)
+        if not directory.is_dir():
+            raise ConfigError(f"there is no model directory {self.model}; to fetch the demo model: muro pull demo")
+        return directory.resolve()
+
+    def names(self) -> list[str]:
+        """What callers may call the model, the best name first."""
+        directory = self.directory()
+        if directory is None or self.model is None:
+            return [self.engine or MODEL_ENGINE]
+        return list(dict.fromkeys([directory.name, self.model, str(directory)]))
+
+
+class Words:
+    """Turns prompts into token ids and checks their length.
+
+    Args:
+        tokenizer: the model's.
+        template: the chat template, or None if the model has none.
+        max_model_len: tokens of prompt and output together.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, max_model_len: int) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.max_model_len = max_model_len
+
+    def encode(self, prompt: str | Sequence[int], *, add_special: bool = True) -> list[int]:
+        """Token ids of a prompt. Raises InvalidRequestError, PromptTooLongError."""
+        if isinstance(prompt, str):
+            # An absurd text costs nothing: its length is known before it is tokenised.
+            pipeline.check_length(self.tokenizer.fewest_tokens(prompt), self.max_model_len)
+            ids = self.tokenizer.encode(prompt, add_special=add_special)
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise InvalidRequestError("the prompt is empty", param="prompt")
+        pipeline.check_length(len(ids), self.max_model_len)
+        return ids
+
+    async def encode_async(self, prompt: str | Sequence[int], *, add_special: bool = True) -> list[int]:
+        """As `encode`, without holding up the event loop."""
+        if not isinstance(prompt, str) or len(prompt) <= INLINE_CHARS:
+            return self.encode(prompt, add_special=add_special)
+        return await asyncio.to_thread(self.encode, prompt, add_special=add_special)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+        """The prompt of a chat; `how` as for `ChatTemplate.render`. Raises InvalidRequestError."""
+        if self.template is None:
+            what = "this model has no chat template; use completions, or give one: --chat-template FILE"
+            raise InvalidRequestError(what, param="messages")
+        return self.template.render(messages, **how)
+
+    async def render_async(self, messages: Sequence[Mapping[str, Any]], size: int, **how: Any) -> str:
+        """As `render`, without holding up the event loop; `size` of the messages, about, in characters."""
+        if size <= INLINE_CHARS:
+            return self.render(messages, **how)
+        return await asyncio.to_thread(self.render, messages, **how)
+
+
+def load_words(choice: ModelChoice) -> tuple[Tokenizer, ChatTemplate | None]:
+    """Read tokenizer and chat template. Raises ConfigError, MissingExtraError."""
+    directory = Path(choice.tokenizer) if choice.tokenizer else choice.directory()
+    tokenizer = load_tokenizer(directory)
+    if choice.chat_template is None:
+        return tokenizer, load_chat_template(directory)
+    try:
+        source = Path(choice.chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {choice.chat_template} cannot be read: {error}") from error
+    return tokenizer, ChatTemplate(source, tokenizer.special_tokens)
+
+
+def split_prompt(prompt: Prompt) -> tuple[str | None, str | Sequence[int]]:
+    """(text if it is text, text or token ids). Raises InvalidRequestError for any other form."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", ())
+    if isinstance(prompt, str):
+        return prompt, prompt
+    if isinstance(prompt, Sequence) and all(type(token) is int for token in prompt):
+        return None, prompt
+    raise InvalidRequestError("a prompt is a text or a list of token ids", param="prompt")
+
+
+def effective_length(ready_lengths: Sequence[int], wanted: int | None) -> int:
+    """Length of the context: what every engine takes, lowered to `wanted`. Raises ConfigError if that is more."""
+    offered = min(ready_lengths, default=2**20)
+    if wanted is not None and wanted > offered:
+        raise ConfigError(f"max_model_len is {wanted}, but the engine takes {offered} tokens at most")
+    return offered if wanted is None else wanted

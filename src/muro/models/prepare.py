@@ -1,0 +1,153 @@
+"""From a GGUF file to the files that every front-end expects beside a model's weights.
+
+GGUF keeps tokenizer, chat template and shape in its metadata; here they become `tokenizer.json`,
+`tokenizer_config.json`, `config.json`, `generation_config.json` and `chat_template.jinja`, in the formats of Hugging
+Face's `tokenizers` and `transformers`. The weights stay in the GGUF file. A Hugging Face checkpoint needs none of
+this and is used as it is.
+
+Keys of the metadata: GGUF specification, "Standardized key-value pairs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from muro.errors import ConfigError, MissingExtraError
+from muro.models.tokenizer_file import added_tokens, build_tokenizer
+
+FORMAT = 1
+"""Counted up when the prepared files change, so that older directories are made anew."""
+
+Metadata = Mapping[str, Any]
+
+
+def from_gguf(gguf: Path, directory: Path) -> None:
+    """Write the files for the model in `gguf` into `directory`.
+
+    Raises:
+        ConfigError: the file is damaged, or its model or tokenizer is of a kind that is not supported.
+        MissingExtraError: `gguf` or `tokenizers` is not installed.
+    """
+    metadata, tensors = read_metadata(gguf)
+    config = model_config(metadata, tensors)
+    tokenizer_json = build_tokenizer(metadata)
+    directory.joinpath("tokenizer.json").write_text(tokenizer_json, "utf-8")
+    _write(directory / "config.json", config)
+    _write(directory / "generation_config.json", _generation_config(metadata))
+    _write(directory / "tokenizer_config.json", _tokenizer_config(metadata))
+    if template := metadata.get("tokenizer.chat_template"):
+        directory.joinpath("chat_template.jinja").write_text(template, "utf-8")
+
+
+def read_metadata(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
+    """Metadata of a GGUF file and the names of its tensors.
+
+    Raises:
+        ConfigError: not a GGUF file.
+        MissingExtraError: `gguf` is not installed.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise MissingExtraError("reading a GGUF file", "openvino") from None
+    try:
+        reader = gguf.GGUFReader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
+    except (OSError, ValueError, IndexError, KeyError) as error:  # what the reader raises on damaged files
+        raise ConfigError(f"{path} is no GGUF file that can be read: {error}") from error
+    return metadata, frozenset(tensor.name for tensor in reader.tensors)
+
+
+def model_config(metadata: Metadata, tensors: frozenset[str]) -> dict[str, Any]:
+    """`config.json` of a Llama model. Raises ConfigError for other models."""
+    architecture = metadata.get("general.architecture")
+    if architecture != "llama":
+        raise ConfigError(
+            f"GGUF models of architecture {architecture!r} are not supported, only 'llama'; "
+            "take a Hugging Face checkpoint"
+        )
+    scaling = metadata.get("llama.rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in tensors:
+        raise ConfigError("GGUF models with scaled rotary positions are not supported; take a Hugging Face checkpoint")
+    heads = _required(metadata, "llama.attention.head_count")
+    hidden = _required(metadata, "llama.embedding_length")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "hidden_act": "silu",
+        "vocab_size": len(_required(metadata, "tokenizer.ggml.tokens")),
+        "hidden_size": hidden,
+        "intermediate_size": _required(metadata, "llama.feed_forward_length"),
+        "num_hidden_layers": _required(metadata, "llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.get("llama.attention.head_count_kv", heads),
+        "head_dim": metadata.get("llama.attention.key_length", hidden // heads),
+        "max_position_embeddings": _required(metadata, "llama.context_length"),
+        "rms_norm_eps": _shortest(_required(metadata, "llama.attention.layer_norm_rms_epsilon")),
+        "rope_theta": _shortest(metadata.get("llama.rope.freq_base", 10000.0)),
+        "rope_scaling": None,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "torch_dtype": "float16",
+        "use_cache": True,
+        **_special_ids(metadata),
+    }
+
+
+def _generation_config(metadata: Metadata) -> dict[str, Any]:
+    return {"_from_model_config": True, **_special_ids(metadata)}
+
+
+def _special_ids(metadata: Metadata) -> dict[str, int]:
+    keys = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    ids = {f"{ours}_token_id": metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in keys.items()}
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+    tokens = metadata["tokenizer.ggml.tokens"]
+    roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {f"{ours}_token": metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in roles.items()}
+    added = {
+        str(token_id): {
+            "content": content,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": special,
+        }
+        for token_id, content, special in added_tokens(metadata)
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_prefix_space": bool(metadata.get("tokenizer.ggml.add_space_prefix", False)),
+        "added_tokens_decoder": added,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _required(metadata, "llama.context_length"),
+        **{name: tokens[i] for name, i in ids.items() if i is not None},
+        **({"chat_template": template} if (template := metadata.get("tokenizer.chat_template")) else {}),
+    }
+
+
+def _required(metadata: Metadata, key: str) -> Any:
+    if key not in metadata:
+        raise ConfigError(f"the GGUF file lacks {key}; it is not complete")
+    return metadata[key]
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal number that is this float32: 1e-05, not 9.999999747378752e-06."""
+    import numpy as np
+
+    return float(str(np.float32(value)))
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")

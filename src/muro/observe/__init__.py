@@ -1,0 +1,1 @@
+"""How serving is watched: numbers are written down, never acted upon. Imports nothing but errors and ids."""

@@ -1,0 +1,74 @@
+"""The ASGI application: which path leads where, and that every error gets an answer in OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route, Router
+
+from muro.errors import MuroError
+from muro.server.errors import reply, reply_to
+from muro.server.exchange import Exchange, GoneError, Receive, Scope, Send
+from muro.server.routes.chat import ChatRoute
+from muro.server.routes.completions import CompletionsRoute
+from muro.server.routes.info import HealthRoute, MetricsRoute, ModelRoute, ModelsRoute, VersionRoute
+from muro.server.service import Service
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Exchange], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def make_app(service: Service) -> App:
+    """The application for one service. It has no lifespan: whoever makes it starts and stops the model."""
+    routes = [
+        _route("POST", "/v1/completions", CompletionsRoute(service)),
+        _route("POST", "/v1/chat/completions", ChatRoute(service)),
+        _route("GET", "/v1/models", ModelsRoute(service)),
+        _route("GET", "/v1/models/{name:path}", ModelRoute(service)),
+        _route("GET", "/health", HealthRoute(service)),
+        _route("GET", "/version", VersionRoute()),
+        _route("GET", "/metrics", MetricsRoute(service)),
+    ]
+    router = Router(routes, redirect_slashes=False)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        # With an "app" in the scope Starlette raises for an unknown path or method instead of answering in plain text.
+        scope["app"] = app
+        try:
+            await router(scope, receive, send)
+        except HTTPException as error:
+            what = f"{scope['method']} {scope['path'][:200]}: {error.detail}"
+            code = "not_found" if error.status_code == 404 else "method_not_allowed"
+            answer = reply(error.status_code, what, code=code, headers=dict(error.headers or {}))
+            await Exchange(scope, receive, send).reply_error(answer)
+
+    return app
+
+
+def _route(method: str, path: str, handler: Handler) -> Route:
+    return Route(path, _Endpoint(handler), methods=[method])
+
+
+class _Endpoint:
+    """A handler as an ASGI application. What it raises becomes the answer, if there is none yet."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            exchange.identify()
+            await self._handler(exchange)
+        except GoneError:
+            return
+        except Exception as error:
+            if not isinstance(error, MuroError):
+                log.exception("request %s failed", exchange.request_id)
+            if exchange.started:
+                raise
+            await exchange.reply_error(reply_to(error))

@@ -1,0 +1,58 @@
+"""Any error -> status, headers and body in OpenAI's shape: `{"error": {message, type, param, code}}`.
+
+Our own errors are shown as they are: their texts are written for callers. Of anything else a caller learns only that
+it was our bug; the log has the rest.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from muro.errors import InvalidRequestError, MuroError, OverloadedError
+
+
+class ErrorDetail(msgspec.Struct):
+    """OpenAI's error object. `code` is the stable code of `muro.errors`; `param` the option that is wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    """The whole body of a failed request, and the data of the last event of a stream that fails."""
+
+    error: ErrorDetail
+
+
+class ErrorReply(msgspec.Struct, frozen=True):
+    """What to answer."""
+
+    status: int
+    body: ErrorBody
+    headers: dict[str, str] = {}
+
+
+def reply_to(err: BaseException) -> ErrorReply:
+    """The answer to a request that ended in this error."""
+    if not isinstance(err, MuroError):
+        return reply(500, "internal error of the server; its log says more", code="internal")
+    param = err.param if isinstance(err, InvalidRequestError) else None
+    headers = {"retry-after": str(max(1, math.ceil(err.retry_after)))} if isinstance(err, OverloadedError) else {}
+    return reply(err.status, err.message, code=err.code, param=param, headers=headers)
+
+
+def reply(
+    status: int,
+    message: str,
+    *,
+    code: str | None = None,
+    param: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> ErrorReply:
+    """An answer in OpenAI's shape; its `type` follows from the status."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return ErrorReply(status, ErrorBody(ErrorDetail(message, kind, param, code)), headers or {})

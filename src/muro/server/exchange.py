@@ -1,0 +1,147 @@
+"""One HTTP request and its answer, over ASGI: the body within its limit, replies, event streams, a caller who leaves.
+
+Nothing is sent before there is something to say, so that whatever goes wrong until then still gets its own status.
+An answer is written by the task that handles the request; one more task per request waits for the caller to leave
+and then cancels the first, which takes that as the end and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+
+from muro.errors import BodyTooLargeError, InvalidRequestError
+from muro.server import sse
+from muro.server.errors import ErrorReply
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+MAX_REQUEST_ID = 256
+JSON = "application/json"
+
+_LINGER_SECONDS = 2.0
+"""How long the rest of a body that is too large is read and thrown away: a caller who is still sending when the
+connection closes would see a reset instead of the answer."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class GoneError(Exception):
+    """The caller has left before its body was complete."""
+
+
+class Exchange:
+    """One request. Its handler calls `reply` once, or `stream` any number of times and then `end`."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.began = time.monotonic()
+        self.started = False
+        """Whether the status line is out."""
+        self._receive = receive
+        self._send = send
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = ""
+        """The caller's word for this request, or ours; set by `identify`."""
+
+    def identify(self) -> None:
+        """Take over `X-Request-Id`, or make one up. Raises InvalidRequestError."""
+        given = self._headers.get(b"x-request-id", b"").decode("latin-1")
+        if len(given) > MAX_REQUEST_ID or not given.isascii() or (given and not given.isprintable()):
+            self.request_id = uuid.uuid4().hex
+            raise InvalidRequestError(f"X-Request-Id must be at most {MAX_REQUEST_ID} printable ASCII characters")
+        self.request_id = given or uuid.uuid4().hex
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body. Raises BodyTooLargeError as soon as it is known to be, GoneError."""
+        declared = self._headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        body = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise GoneError
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    async def reply(self, status: int, body: bytes, headers: Mapping[str, str], *, linger: bool = False) -> None:
+        """Answer at once. `linger`: read on for a while what the caller still sends, then close the connection."""
+        extra = {**headers, "content-length": str(len(body)), **({"connection": "close"} if linger else {})}
+        await self._start(status, extra)
+        await self._send({"type": "http.response.body", "body": body, "more_body": linger})
+        if linger:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LINGER_SECONDS):
+                    while (message := await self._receive())["type"] == "http.request" and message.get("more_body"):
+                        pass
+            await self._send({"type": "http.response.body", "body": b""})
+
+    async def reply_json(self, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
+        """Answer with JSON."""
+        await self.reply(status, _encode(value), {"content-type": JSON, **(headers or {})})
+
+    async def reply_error(self, error: ErrorReply) -> None:
+        """Answer with an error."""
+        headers = {"content-type": JSON, **error.headers}
+        await self.reply(error.status, _encode(error.body), headers, linger=error.status == BodyTooLargeError.status)
+
+    async def stream(self, events: bytes) -> None:
+        """Send events; waits while the caller reads too slowly."""
+        if not self.started:
+            await self._start(200, sse.HEADERS)
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self, events: bytes) -> None:
+        """Send the last events."""
+        if not self.started:
+            await self._start(200, sse.HEADERS)
+        await self._send({"type": "http.response.body", "body": events, "more_body": False})
+
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """End the block quietly when the caller leaves; to be entered after the body has been read."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in a task
+        before = task.cancelling()
+        left = False
+
+        async def watch() -> None:
+            nonlocal left
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            left = True
+            task.cancel()
+
+        watcher = asyncio.get_running_loop().create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Somebody else may want the task to end as well: then that counts.
+            if not left or task.uncancel() > before:
+                raise
+        finally:
+            watcher.cancel()
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.started = True
+        named = [(name.encode(), value.encode()) for name, value in headers.items()]
+        if self.request_id:
+            named.append((b"x-request-id", self.request_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": named})
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is larger than {limit} bytes")

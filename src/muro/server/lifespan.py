@@ -1,0 +1,243 @@
+"""The life of a server: bind, start the engine, serve, drain, stop. One event loop, in the thread that calls.
+
+Rules:
+
+- The port is bound before the engine starts, so that a taken one is told at once; it listens when the engine serves.
+- The first SIGTERM or SIGINT asks for an orderly stop: new requests get 503, those under way have `shutdown_timeout`
+  seconds (0: none) before they end with "abort". The second one ends that patience. Further ones change nothing:
+  what is left to do is bounded.
+- When the engine has died, everything is answered with 503 for a moment, so that callers learn why; then the server
+  ends with ExitCode.ENGINE_FAILED, also if somebody asked it to stop meanwhile.
+- Signals are taken over in the main thread only; elsewhere `stop` does the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import uvicorn
+
+from muro.clients.connect import OnProgress
+from muro.config import ConnectConfig
+from muro.errors import ConfigError, EngineDeadError
+from muro.llm.aio import AsyncLLM
+from muro.llm.words import ModelChoice
+from muro.server.app import App, make_app
+from muro.server.service import Service
+from muro.wire.failure import ExitCode
+
+log = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOK_EVERY = 0.2
+"""Seconds between looks at the engine's state; it is memory, and looking costs a microsecond."""
+_LAST_WORDS = 2.0
+"""Seconds that answers which were just ended get to reach their callers."""
+_BACKLOG = 2048
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP side. Times in seconds."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_names: tuple[str, ...] = ()
+    """What callers call the model; empty: as `ModelChoice.names`."""
+    max_body_bytes: int | None = None
+    """Limit of a request's body; None: as `service.body_limit`."""
+    shutdown_timeout: float = 0.0
+    death_notice: float = 2.0
+    """How long a server whose engine has died goes on telling so."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket that does not listen yet. Raises ConfigError."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, proto)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot serve on host {host!r}, port {port}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot serve on {host} port {port}: {error.strerror}; another one: --port") from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a bound socket can be reached."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - read, not bound
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class StopRequests:
+    """How often a stop was asked for; to be made in the loop that serves."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[int, asyncio.Event]] = []
+
+    def ask(self) -> None:
+        """Ask for a stop (in the loop's thread)."""
+        self.count += 1
+        for times, event in self._waiting:
+            if self.count >= times:
+                event.set()
+
+    async def asked(self, times: int = 1) -> None:
+        """Return when a stop was asked for so often."""
+        event = asyncio.Event()
+        self._waiting.append((times, event))
+        if self.count < times:
+            await event.wait()
+
+    def take_signals(self) -> None:
+        """Let the stop signals ask, if this is the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                self._loop.add_signal_handler(number, self.ask)
+
+
+async def serve(
+    listener: socket.socket,
+    choice: ModelChoice,
+    connect: ConnectConfig,
+    config: ServerConfig,
+    *,
+    on_progress: OnProgress | None = None,
+    on_serving: Callable[[str, Service], None] = lambda url, service: None,
+    stops: StopRequests | None = None,
+) -> ExitCode:
+    """Serve a model until somebody asks to stop, or its engine dies.
+
+    Args:
+        listener: of `bind`; closed in the end.
+        choice: the model.
+        connect: where its engines are.
+        config: the HTTP side.
+        on_progress: told how the engine's start goes; called in another thread.
+        on_serving: called with the address once requests are served.
+        stops: to ask for a stop from inside the loop.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        StartupError: the engine did not come up.
+    """
+    stops = stops or StopRequests()
+    stops.take_signals()
+    with listener:
+        llm = await _start(stops, choice, connect, on_progress)
+        if llm is None:
+            return ExitCode.STOPPED
+        try:
+            service = Service(llm, config.served_names or choice.names(), config.max_body_bytes)
+            async with _http(make_app(service), listener):
+                # What start-up has left is here to stay: no collection need look at it again.
+                gc.collect()
+                gc.freeze()
+                on_serving(url_of(listener), service)
+                await _until_over(service, stops, config)
+            return ExitCode.ENGINE_FAILED if _dead(llm) else ExitCode.STOPPED
+        finally:
+            gc.unfreeze()
+            await llm.aclose()
+
+
+async def _start(
+    stops: StopRequests, choice: ModelChoice, connect: ConnectConfig, on_progress: OnProgress | None
+) -> AsyncLLM | None:
+    """The model, or None if a stop was asked for before it was ready."""
+    fields = {name: getattr(choice, name) for name in choice.__struct_fields__}
+    starting = asyncio.ensure_future(AsyncLLM.start(on_progress=on_progress, connect=connect, **fields))
+    stopping = asyncio.ensure_future(stops.asked())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            return starting.result()
+        starting.cancel()
+        await asyncio.wait({starting})
+        if not starting.cancelled() and starting.exception() is None:
+            await starting.result().aclose()
+        return None
+    finally:
+        stopping.cancel()
+
+
+@asynccontextmanager
+async def _http(app: App, listener: socket.socket) -> AsyncIterator[None]:
+    """Answer HTTP meanwhile. uvicorn's own handling of signals is left out: see the rules above."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        proxy_headers=False,
+        lifespan="off",
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=int(_LAST_WORDS),
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[listener])
+    ticking = asyncio.ensure_future(server.main_loop())
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await ticking
+        await server.shutdown(sockets=[listener])
+
+
+async def _until_over(service: Service, stops: StopRequests, config: ServerConfig) -> None:
+    stopping = asyncio.ensure_future(stops.asked())
+    try:
+        while not stopping.done():
+            if _dead(service.llm):
+                log.error("%s", service.llm.engines()[0].error or "the engine has died")
+                await asyncio.wait({stopping}, timeout=config.death_notice)
+                return
+            await asyncio.wait({stopping}, timeout=_LOOK_EVERY)
+    finally:
+        stopping.cancel()
+    service.close_door()
+    await _drain(service, stops, config.shutdown_timeout)
+
+
+async def _drain(service: Service, stops: StopRequests, patience: float) -> None:
+    """Let requests end by themselves for `patience` seconds or until a second stop is asked for; then end the rest."""
+    if patience > 0 and service.busy:
+        impatient = asyncio.ensure_future(stops.asked(2))
+        idle = asyncio.ensure_future(service.wait_idle())
+        await asyncio.wait({impatient, idle}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        impatient.cancel()
+        idle.cancel()
+    if service.busy:
+        service.llm.abort_all()
+        idle = asyncio.ensure_future(service.wait_idle())
+        await asyncio.wait({idle}, timeout=_LAST_WORDS)
+        idle.cancel()
+
+
+def _dead(llm: AsyncLLM) -> bool:
+    try:
+        llm.check_health()
+    except EngineDeadError:
+        return True
+    return False

@@ -1,0 +1,74 @@
+"""Routes that say how things are. None of them asks an engine anything, so they answer while one is busy or stuck."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from urllib.parse import unquote
+
+from muro.errors import NotFoundError
+from muro.ids import EngineRank
+from muro.server.exchange import Exchange
+from muro.server.metrics import CONTENT_TYPE, Exposition
+from muro.server.schemas.models import ModelCard, ModelList
+from muro.server.service import Service
+
+
+class HealthRoute:
+    """`GET /health`: 200 and nothing, or 503 and why."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, exchange: Exchange) -> None:
+        self._service.check_open()
+        await exchange.reply(200, b"", {})
+
+
+class VersionRoute:
+    """`GET /version`."""
+
+    def __init__(self) -> None:
+        self._version = version("muro")
+
+    async def __call__(self, exchange: Exchange) -> None:
+        await exchange.reply_json(200, {"version": self._version})
+
+
+class ModelsRoute:
+    """`GET /v1/models`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, exchange: Exchange) -> None:
+        await exchange.reply_json(200, ModelList([_card(self._service, name) for name in self._service.names]))
+
+
+class ModelRoute:
+    """`GET /v1/models/NAME`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, exchange: Exchange) -> None:
+        name = unquote(exchange.scope["path_params"]["name"])
+        if name not in self._service.names:
+            raise NotFoundError(f"there is no model {name[:200]!r} here")
+        await exchange.reply_json(200, _card(self._service, name))
+
+
+class MetricsRoute:
+    """`GET /metrics`, for Prometheus."""
+
+    def __init__(self, service: Service) -> None:
+        def in_flight() -> dict[EngineRank, int]:
+            return {status.rank: status.in_flight for status in service.llm.engines()}
+
+        self._exposition = Exposition(service.llm.metrics, service.names[0], in_flight)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        await exchange.reply(200, self._exposition.text(), {"content-type": CONTENT_TYPE})
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    return ModelCard(name, service.created, max_model_len=service.llm.words.max_model_len, root=service.names[0])

@@ -1,0 +1,81 @@
+"""`POST /v1/chat/completions`. Messages stay plain objects here: `text.chat` checks them, for every caller alike."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from muro.server.schemas.request import GenerationOptions, Positive
+from muro.server.schemas.usage import Usage
+
+
+class ChatCompletionRequest(GenerationOptions, kw_only=True):
+    """Body of `POST /v1/chat/completions`. The last three fields are vLLM's additions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Positive | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def max_tokens_of(request: ChatCompletionRequest) -> int | None:
+    """`max_completion_tokens`, or `max_tokens` as it was called before; None: up to the model's length."""
+    return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+
+
+class ChatMessage(msgspec.Struct):
+    """The assistant's message."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+
+
+class ChatChoice(msgspec.Struct):
+    """One whole answer. `stop_reason` (vLLM's addition): the stop string or stop id."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    """The answer when it is not streamed. `created` in Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class Delta(msgspec.Struct):
+    """What a chunk adds to the message: first the role, then pieces of content."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    """The next piece of one answer; the last has a `finish_reason`."""
+
+    index: int
+    delta: Delta
+    finish_reason: str | None = None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    logprobs: None = None
+
+
+class ChatCompletionChunk(msgspec.Struct):
+    """One event of a streamed answer; `usage` is left out unless asked for."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

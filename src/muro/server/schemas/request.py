@@ -1,0 +1,171 @@
+"""What both generation routes share: the options, which others are refused, and body -> struct.
+
+The rules of `decode_request`, in order: the body is one JSON object; null means that an option is not given; options
+that change nothing here are dropped; an option that is not served is refused by name unless its value asks for
+nothing; the rest is checked for type and range. Names and meanings are OpenAI's, then those of vLLM's server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from muro.errors import InvalidRequestError, UnsupportedOptionError
+from muro.wire.request import Int64, SamplingParams, TokenId
+
+MAX_CHOICES = 1024
+"""Prompts of one request times `n`."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    }
+)
+"""Options that concern the caller's accounts or a hosted service: accepted, without effect."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "use_beam_search": (False,),
+}
+"""Options that are not served, with the values that ask for nothing and therefore pass."""
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options`: whether a last chunk, or with vLLM's addition every chunk, carries the usage."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationOptions(msgspec.Struct, kw_only=True):
+    """The options that both routes take; each route's request adds its own fields."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
+    max_tokens: Positive | None = None
+    min_tokens: Count = 0
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = 0
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    seed: Int64 | None = None
+    stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=64)] = []
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=1024)] = []
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options needs stream to be true", param="stream_options")
+
+
+R = TypeVar("R", bound=GenerationOptions)
+
+
+def sampling_params(options: GenerationOptions, max_tokens: int | None) -> SamplingParams:
+    """The options in the wire's terms; ids that come from the tokenizer (end of sequence) are still missing.
+
+    Raises:
+        InvalidRequestError: more tokens are asked for at least than at most.
+    """
+    if max_tokens is not None and options.min_tokens > max_tokens:
+        what = f"min_tokens is {options.min_tokens}, but at most {max_tokens} tokens are asked for"
+        raise InvalidRequestError(what, param="min_tokens")
+    return SamplingParams(
+        n=options.n,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        seed=options.seed,
+        stop=[options.stop] if isinstance(options.stop, str) else list(options.stop),
+        stop_token_ids=list(options.stop_token_ids),
+        ignore_eos=options.ignore_eos,
+        max_tokens=max_tokens,
+        min_tokens=options.min_tokens,
+        include_stop_str_in_output=options.include_stop_str_in_output,
+        skip_special_tokens=options.skip_special_tokens,
+    )
+
+
+def decode_request(body: bytes, kind: type[R]) -> R:
+    """The request in a body.
+
+    Raises:
+        InvalidRequestError: no JSON object, or an option of a wrong type or out of range; `param` names it.
+        UnsupportedOptionError: an option that is not served; `param` names it.
+    """
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+        raise InvalidRequestError(f"the body is not valid JSON: {err}") from None
+    except RecursionError:
+        raise InvalidRequestError("the body is nested too deeply") from None
+    if not isinstance(raw, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    try:
+        return msgspec.convert(_served(raw, frozenset(kind.__struct_fields__)), kind)
+    except msgspec.ValidationError as err:
+        # An error of ours in `__post_init__` passes through msgspec only if it is no ValueError or TypeError.
+        raise _invalid(str(err)) from None
+
+
+def _served(raw: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
+    """The options that are served; raises on the first that asks for anything else."""
+    served = {}
+    for name, value in raw.items():
+        if value is None or name in IGNORED:
+            continue
+        if name in fields:
+            served[name] = value
+        elif not _asks_nothing(name, value):
+            raise UnsupportedOptionError(f"the option {name[:100]!r} is not supported", param=name[:100])
+    return served
+
+
+def _asks_nothing(name: str, value: Any) -> bool:
+    # False equals 0 in Python, but `logprobs` 0 asks for something and `logprobs` false does not.
+    return any(value == v and (value is v or not isinstance(v, bool)) for v in NEUTRAL.get(name, ()))
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    """msgspec says "Expected `int`, got `str` - at `$.max_tokens`"; the path becomes `param`."""
+    found = re.fullmatch(r"(.*?) - at `\$\.?(.*)`", message, re.DOTALL)
+    if found is None:
+        missing = re.fullmatch(r"Object missing required field `(.*)`", message)
+        return InvalidRequestError(message, param=missing[1] if missing else None)
+    return InvalidRequestError(f"{found[2]}: {found[1]}", param=found[2])

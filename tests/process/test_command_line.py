@@ -1,0 +1,99 @@
+"""The other commands: load on a server, an engine alone, a model's directory, help that teaches."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from muro.models import catalog
+from tests.support.deadline import until
+from tests.support.server import Server
+
+
+def muro(*arguments: str, code: int = 0) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-m", "muro", *arguments], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ended.returncode == code, ended.stderr
+    return ended.stdout if code == 0 else ended.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("serve",), ("pull",), ("bench",), ("bench", "wall"), ("bench", "serve"), ("bench", "executor")]
+)
+def test_every_help_teaches(command: tuple[str, ...]) -> None:
+    shown = muro(*command, "--help")
+    assert "Usage" in shown
+    assert len(shown.splitlines()) > 8
+
+
+def test_the_help_names_the_exit_codes() -> None:
+    assert all(words in muro("serve", "--help") for words in ("10 the engine failed", "11 it did not start"))
+
+
+def test_version() -> None:
+    assert muro("version").strip() == version("muro")
+
+
+@pytest.mark.parametrize("extra", [(), ("--no-stream",), ("--route", "chat")])
+def test_load_on_a_server(extra: tuple[str, ...]) -> None:
+    with Server("--engine", "echo") as server:
+        server.ready()
+        pid = str(server.process.pid)
+        shown = muro(
+            "bench", "serve", server.url, "-n", "40", "-c", "8", "--max-tokens", "20", "--pid", pid, "--json", *extra
+        )
+        result = json.loads(shown)
+        assert (result["requests"], result["errors"], result["tokens"]) == (40, 0, 800)
+        assert result["ttft_ms"]["p50"] > 0
+        assert result["processes"][pid]["rss_mb"] > 10
+        assert bool(result["between_events_ms"]) is ("--no-stream" not in extra)
+        assert "tokens/s" in muro("bench", "serve", server.url, "-n", "4", *extra)
+        wrong = json.loads(muro_failing("bench", "serve", server.url, "-n", "4", "--model", "other", "--json"))
+        assert wrong["errors"] == 4
+        assert "there is no model" in wrong["error_samples"][0]
+
+
+def muro_failing(*arguments: str) -> str:
+    command = [sys.executable, "-m", "muro", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert ended.returncode == 1
+    return ended.stdout
+
+
+def test_load_on_nobody() -> None:
+    assert "nobody answers" in muro("bench", "serve", "http://127.0.0.1:9", code=2)
+    assert "is no address" in muro("bench", "serve", "ftp://x", code=2)
+
+
+def test_engines_that_are_started_elsewhere() -> None:
+    """One front-end without an engine of its own, and one engine alone."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    apart = ("--data-parallel-size", "1", "--data-parallel-size-local", "0", "--data-parallel-rpc-port", port)
+    headless = ("serve", "--engine", "echo", "--headless", "--data-parallel-rpc-port", port)
+    with Server("--engine", "echo", *apart) as server:
+        until(lambda: "waiting for it" in server.errors(), within=20)
+        with subprocess.Popen([sys.executable, "-m", "muro", *headless]) as engine:
+            server.ready()
+            with server.http() as http:
+                assert http.post("/v1/completions", json={"prompt": "ab", "max_tokens": 2}).status_code == 200
+            engine.send_signal(signal.SIGTERM)
+            assert engine.wait(10) == 0
+
+
+def test_an_unknown_model() -> None:
+    assert "demo" in muro("pull", "nonsense", code=2)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_the_demo_models_directory_is_the_last_line() -> None:
+    directory = Path(muro("pull", "demo").splitlines()[-1])
+    assert directory.name == catalog.find("demo").directory
+    assert (directory / "tokenizer.json").is_file()

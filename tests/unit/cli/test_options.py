@@ -1,0 +1,43 @@
+"""options.py: flags made of structs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from muro.cli.options import ServeOptions, engine_options, flags, pairs
+from muro.errors import ConfigError
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    place: Annotated[str, typer.Argument(help="where")]
+    how_many: Annotated[int, typer.Option(min=1, help="count")] = 3
+
+
+def test_a_field_is_a_flag_with_its_default_and_its_help() -> None:
+    seen: list[Options] = []
+    app = typer.Typer()
+    app.command()(flags(Options)(seen.append))
+    run = CliRunner().invoke
+    assert run(app, ["here"]).exit_code == 0
+    assert run(app, ["there", "--how-many", "5"]).exit_code == 0
+    assert seen == [Options(place="here"), Options(place="there", how_many=5)]
+    assert run(app, []).exit_code == 2
+    assert run(app, ["x", "--how-many", "0"]).exit_code == 2
+    assert run(app, ["x", "--other", "0"]).exit_code == 2
+    assert "count" in run(app, ["--help"]).output
+
+
+def test_options_of_the_engine() -> None:
+    options = ServeOptions(engine_option=["step-ms=20", "path=a=b"], max_num_seqs=4)
+    assert engine_options(options) == {"step_ms": "20", "path": "a=b", "max_num_seqs": 4}
+
+
+@pytest.mark.parametrize("text", ["x", "=1", ""])
+def test_not_a_pair(text: str) -> None:
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        pairs([text])

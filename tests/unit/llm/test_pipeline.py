@@ -1,0 +1,165 @@
+"""pipeline.py: what is refused, what an engine is told, and pieces that do not depend on how deltas were merged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muro.errors import InvalidRequestError, PromptTooLongError
+from muro.llm.outputs import Piece
+from muro.llm.pipeline import Choice, check_length, check_params, engine_params, fan_out
+from muro.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from muro.wire.output import EngineCoreEvent, EngineCoreOutput, EventType, FinishReason
+from muro.wire.request import OutputKind, SamplingParams
+from tests.support.tokenizers import byte_level
+
+BYTES = ByteTokenizer()
+
+
+def outputs(cuts: list[list[int]], reason: FinishReason = FinishReason.LENGTH) -> list[EngineCoreOutput]:
+    made = [EngineCoreOutput("r", ids) for ids in cuts]
+    made[-1].finish_reason = reason
+    return made
+
+
+def choice(**params: Any) -> Choice:
+    return Choice(0, "r", SamplingParams(**params), BYTES)
+
+
+def text_of(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("n", 0), ("n", 10**6), ("temperature", -1.0), ("temperature", math.nan), ("temperature", math.inf),
+        ("top_p", 0.0), ("top_p", 1.5), ("top_p", math.nan), ("top_k", -2), ("top_k", 2**31), ("min_p", 2.0),
+        ("max_tokens", 0), ("min_tokens", -1), ("min_tokens", 17), ("seed", 2**63), ("seed", -(2**63) - 1),
+        ("stop", [""]), ("stop", ""),
+    ],
+)  # fmt: skip
+def test_what_no_engine_can_serve_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_params(SamplingParams(**{option: value}))
+    assert caught.value.param == option
+
+
+def test_the_bounds_themselves_pass() -> None:
+    check_params(SamplingParams(n=1024, temperature=0.0, top_p=1.0, top_k=-1, min_p=1.0, max_tokens=16, min_tokens=16))
+    check_params(SamplingParams(seed=-(2**63), max_tokens=None, min_tokens=5, stop="x"))
+
+
+def test_length() -> None:
+    check_length(9, 10)
+    check_length(8, 10, 2)
+    with pytest.raises(PromptTooLongError, match="at least 10 tokens"):
+        check_length(10, 10)
+    with pytest.raises(PromptTooLongError, match="up to 3 are asked for") as caught:
+        check_length(8, 10, 3)
+    assert caught.value.param == "max_tokens"
+
+
+def test_an_engine_is_told_all_that_it_cannot_know() -> None:
+    params = SamplingParams(n=3, stop=["x"], stop_token_ids=[5], max_tokens=100, bad_words=["no"], detokenize=False)
+    told = engine_params(params, 40, BYTES, 64)
+    assert told.max_tokens == 24
+    assert told.n == 1
+    assert not told.stop
+    assert told.eos_token_id == 257
+    assert told.stop_token_ids == [5]
+    assert told.all_stop_token_ids == [5, 257]
+    assert told.bad_words_token_ids == [[110, 111], [32, 110, 111]]
+    assert told.output_kind is OutputKind.DELTA
+    assert engine_params(SamplingParams(max_tokens=None), 40, BYTES, 64).max_tokens == 24
+
+
+def test_further_end_tokens_are_stop_tokens_to_an_engine() -> None:
+    tokenizer = HuggingFaceTokenizer(byte_level(), eos_token_ids=[7, 8, 9])
+    told = engine_params(SamplingParams(stop_token_ids=[3]), 1, tokenizer, 64)
+    assert (told.eos_token_id, told.stop_token_ids, told.all_stop_token_ids) == (7, [3, 8, 9], [3, 7, 8, 9])
+    told = engine_params(SamplingParams(stop_token_ids=[3], ignore_eos=True), 1, tokenizer, 64)
+    assert (told.eos_token_id, told.stop_token_ids, told.all_stop_token_ids) == (None, [3], [3, 7, 8, 9])
+
+
+def test_choices_have_seeds_of_their_own_within_64_bits() -> None:
+    requests = fan_out("r", [1], SamplingParams(seed=2**63 - 2), 4, external_id="x")
+    seeds = [request.sampling_params.seed for request in requests if request.sampling_params]
+    assert seeds == [2**63 - 2, 2**63 - 1, -(2**63), -(2**63) + 1]
+    assert [request.request_id for request in requests] == ["r-0", "r-1", "r-2", "r-3"]
+    assert {request.external_req_id for request in requests} == {"x"}
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1), st.data())
+def test_pieces_joined_are_the_text_however_they_are_cut(text: str, data: st.DataObject) -> None:
+    ids = BYTES.encode(text)
+    made, mine, pieces = outputs([[token] for token in ids]), choice(), []
+    while made:
+        size = data.draw(st.integers(1, len(made)))
+        pieces.append(mine.take(made[:size]))
+        made = made[size:]
+    assert text_of(pieces) == text
+    assert mine.token_ids == ids == [token for piece in pieces for token in piece.token_ids]
+    assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].finish_reason == "length"
+
+
+@given(st.text("abc", min_size=1, max_size=30), st.text("abc", min_size=1, max_size=3), st.integers(0, 5), st.data())
+def test_a_stop_string_ends_it_at_the_same_token_however_deltas_are_merged(
+    text: str, stop: str, min_tokens: int, data: st.DataObject
+) -> None:
+    ids = BYTES.encode(text)
+    at = text.find(stop, min_tokens)
+    made = outputs([[token] for token in ids])
+    mine, pieces = choice(stop=stop, min_tokens=min_tokens), []
+    while made and mine.finish_reason is None:
+        size = data.draw(st.integers(1, len(made)))
+        pieces.append(mine.take(made[:size]))
+        made = made[size:]
+    if at < 0:
+        assert (text_of(pieces), mine.finish_reason, mine.stop_reason) == (text, "length", None)
+        assert not mine.stopped_early
+    else:
+        assert (text_of(pieces), mine.finish_reason, mine.stop_reason) == (text[:at], "stop", stop)
+        assert len(mine.token_ids) == at + len(stop) == sum(len(piece.token_ids) for piece in pieces)
+        assert mine.stopped_early
+
+
+def test_a_stop_string_can_be_part_of_the_text() -> None:
+    mine = choice(stop=["lo"], include_stop_str_in_output=True)
+    assert mine.take(outputs([BYTES.encode("hello world")])).text == "hello"
+
+
+def test_half_a_character_at_the_end_is_told_as_such() -> None:
+    assert choice().take(outputs([[0xC3]])).text == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (FinishReason.STOP, "stop"),
+        (FinishReason.LENGTH, "length"),
+        (FinishReason.ABORT, "abort"),
+        (FinishReason.REPETITION, "repetition"),
+    ],
+)
+def test_an_engines_reasons_in_words(reason: FinishReason, words: str) -> None:
+    last = EngineCoreOutput("r", [], finish_reason=reason, stop_reason=42)
+    piece = choice().take([last])
+    assert (piece.text, piece.token_ids, piece.finish_reason, piece.stop_reason) == ("", [], words, 42)
+
+
+def test_without_detokenisation_there_are_ids_alone() -> None:
+    piece = choice(detokenize=False, stop=["b"]).take(outputs([BYTES.encode("abc")]))
+    assert (piece.text, piece.token_ids) == ("", [97, 98, 99])
+
+
+def test_waiting_time_is_read_from_the_first_events() -> None:
+    mine = choice()
+    events = [EngineCoreEvent(EventType.QUEUED, 10.0), EngineCoreEvent(EventType.SCHEDULED, 10.5)]
+    mine.take([EngineCoreOutput("r", [65], events=events)])
+    assert mine.queued_seconds == 0.5

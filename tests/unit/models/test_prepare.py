@@ -1,0 +1,96 @@
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from muro.errors import ConfigError
+from muro.models.config import open_model
+from muro.models.prepare import from_gguf
+from muro.text.chat import load_chat_template
+from muro.text.tokenizer import load_tokenizer
+from tests.support.gguf_files import TEMPLATE, TOKENS, write_tiny_gguf
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    from_gguf(write_tiny_gguf(tmp_path / "tiny.gguf"), tmp_path)
+    return tmp_path
+
+
+def test_the_directory_describes_the_model(prepared: Path) -> None:
+    model = open_model(prepared)
+    config = model.config
+    assert [file.name for file in model.weights] == ["tiny.gguf"]
+    assert (config.hidden_size, config.num_attention_heads, config.num_key_value_heads) == (32, 4, 2)
+    assert (config.head_dim, config.intermediate_size, config.num_hidden_layers) == (8, 24, 1)
+    assert (config.vocab_size, config.max_position_embeddings) == (len(TOKENS), 64)
+    assert config.rms_norm_eps == 1e-5  # not the nearest float32
+    assert config.tie_word_embeddings
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+
+
+def test_the_files_are_those_that_other_front_ends_read(prepared: Path) -> None:
+    raw = json.loads((prepared / "config.json").read_text())
+    assert raw["architectures"] == ["LlamaForCausalLM"] and raw["model_type"] == "llama"
+    assert json.loads((prepared / "generation_config.json").read_text())["eos_token_id"] == 2
+    tokenizer = json.loads((prepared / "tokenizer_config.json").read_text())
+    assert (tokenizer["bos_token"], tokenizer["eos_token"], tokenizer["unk_token"]) == (
+        "<|start|>",
+        "<|end|>",
+        "<|unk|>",
+    )
+    assert tokenizer["chat_template"] == TEMPLATE == (prepared / "chat_template.jinja").read_text()
+    assert tokenizer["added_tokens_decoder"]["2"]["content"] == "<|end|>"
+
+
+def test_the_text_room_reads_them(prepared: Path) -> None:
+    tokenizer = load_tokenizer(prepared)
+    assert tokenizer.eos_token_ids == (2,)
+    assert load_chat_template(prepared) is not None
+
+
+def test_tokens_of_text_digits_and_specials(prepared: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
+    ids = tokenizer.encode("<|start|>hello w12<|end|>").ids
+    assert [TOKENS[i] for i in ids] == ["<|start|>", "hello", "Ġw", "1", "2", "<|end|>"]
+    assert tokenizer.decode(ids) == "hello w12"
+
+
+def test_a_tokenizer_that_begins_every_text(tmp_path: Path) -> None:
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", pre="gpt-2", extra={"tokenizer.ggml.add_bos_token": True})
+    from_gguf(gguf, tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert [TOKENS[i] for i in tokenizer.encode("hello")] == ["<|start|>", "hello"]
+    assert [TOKENS[i] for i in tokenizer.encode("hello", add_special=False)] == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architecture": "falcon"}, "'falcon'"),
+        ({"tokenizer": "llama"}, "'llama'"),
+        ({"pre": "deepseek-coder"}, "'deepseek-coder'"),
+        ({"merges": ["h e l"]}, "damaged"),
+        ({"merges": ["h Ωmega"]}, "do not fit"),
+        ({"extra": {"llama.rope.scaling.type": "yarn"}}, "rotary"),
+    ],
+)
+def test_what_we_do_not_know_is_refused_by_name(tmp_path: Path, changes: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        from_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", **changes), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no gguf at all", b"GGUF" + bytes(60)])
+def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"tiny\.gguf"):
+        from_gguf(path, tmp_path)
+
+
+def test_a_cut_file(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf")
+    path.write_bytes(path.read_bytes()[:-4000])
+    with pytest.raises(ConfigError, match=r"tiny\.gguf"):
+        from_gguf(path, tmp_path)

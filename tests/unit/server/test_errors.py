@@ -1,0 +1,71 @@
+"""errors.py: every error has a status and a body in OpenAI's shape, and tells no more than it should."""
+
+from __future__ import annotations
+
+import inspect
+
+import msgspec
+import pytest
+from openai.types.shared import ErrorObject
+
+from muro import errors
+from muro.server.errors import reply, reply_to
+
+ALL = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, errors.MuroError) and kind is not errors.MuroError
+]
+
+
+def make(kind: type[errors.MuroError]) -> errors.MuroError:
+    return kind("a model", "text") if kind is errors.MissingExtraError else kind("what and why")
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_has_an_answer(kind: type[errors.MuroError]) -> None:
+    err = make(kind)
+    answer = reply_to(err)
+    shown = ErrorObject.model_validate(msgspec.to_builtins(answer.body)["error"], strict=True)
+    assert (answer.status, shown.code, shown.message) == (kind.status, kind.code, err.message)
+    assert shown.type.endswith("_error")
+    assert (shown.type == "server_error") == (answer.status >= 500)
+
+
+def test_the_wrong_option_is_named() -> None:
+    answer = reply_to(errors.UnsupportedOptionError("no tools here", param="tools"))
+    assert msgspec.to_builtins(answer.body) == {
+        "error": {
+            "message": "no tools here",
+            "type": "invalid_request_error",
+            "param": "tools",
+            "code": "unsupported_option",
+        }
+    }
+    assert answer.status == 400
+
+
+def test_overload_says_when_to_come_back() -> None:
+    assert reply_to(errors.OverloadedError("full", retry_after=1.2)).headers == {"retry-after": "2"}
+    assert reply_to(errors.OverloadedError("full", retry_after=0)).headers == {"retry-after": "1"}
+    assert reply_to(errors.InternalError("x")).headers == {}
+
+
+def test_foreign_errors_tell_nothing() -> None:
+    answer = reply_to(ValueError("secret path"))
+    assert answer.status == 500
+    assert "secret" not in msgspec.json.encode(answer.body).decode()
+    assert answer.body.error.code == "internal"
+
+
+def test_log_lines_of_an_engine_are_not_shown() -> None:
+    answer = reply_to(errors.EngineDeadError("the engine of rank 0 was killed by SIGKILL", log_tail="secret"))
+    assert answer.status == 503
+    assert "secret" not in msgspec.json.encode(answer.body).decode()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, "invalid_request_error"), (405, "invalid_request_error"), (502, "server_error")]
+)
+def test_errors_of_the_http_layer(status: int, kind: str) -> None:
+    assert reply(status, "no").body.error.type == kind
