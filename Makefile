@@ -55,7 +55,7 @@ type: $(TEST)
 	@$(BIN)/mypy
 
 imports: $(TEST)
-	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/lint-imports --no-cache --no-logo
 
 fragment: $(TEST)
 	@$(BIN)/python scripts/check_fragment.py
