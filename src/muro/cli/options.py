@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 import typer
@@ -47,6 +47,13 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: Annotated[
         str | None, typer.Option(help="File with a chat template, if not the model's.", rich_help_panel=_ENGINE)
     ] = None
+    generation_config: Annotated[
+        Literal["auto", "vllm"],
+        typer.Option(
+            help="Sampling where a request gives none: the model's own recommendation, or neutral (vllm).",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "auto"
     max_model_len: Annotated[
         int | None, typer.Option(min=2, help="Tokens of prompt and output together.", rich_help_panel=_ENGINE)
     ] = None

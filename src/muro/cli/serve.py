@@ -55,6 +55,7 @@ def _choice(options: ServeOptions) -> ModelChoice:
         options=engine_options(options),
         tokenizer=options.tokenizer,
         chat_template=options.chat_template,
+        generation_config=options.generation_config,
         max_model_len=options.max_model_len,
     )
 

@@ -83,7 +83,7 @@ class AsyncLLM:
         except BaseException:
             await client.aclose()
             raise
-        return cls(client, Words(tokenizer, template, length)).watch(client)
+        return cls(client, Words(tokenizer, template, length, chosen.sampling_defaults())).watch(client)
 
     def watch(self, client: AsyncMPClient) -> Self:
         """Write down the statistics that the engines report."""
@@ -138,7 +138,7 @@ class AsyncLLM:
 
         Leaving the loop, or cancelling the task, aborts the request. Raises RequestError, EngineDeadError.
         """
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.words.default_params()
         text, plain = split_prompt(prompt)
         ids = await self.words.encode_async(plain)
         generation = self.submit(request_id or "generate", [ids], params)

@@ -42,7 +42,8 @@ class LLM:
         client = connect(ConnectConfig(engine=chosen.engine_config()), on_progress=on_progress)
         try:
             ready = [status.ready.max_model_len for status in client.engines() if status.ready]
-            self._words = Words(tokenizer, template, effective_length(ready, chosen.max_model_len))
+            length = effective_length(ready, chosen.max_model_len)
+            self._words = Words(tokenizer, template, length, chosen.sampling_defaults())
         except BaseException:
             client.close()
             raise
@@ -65,7 +66,7 @@ class LLM:
             EngineDeadError: the engine has ended.
         """
         listed = _listed(prompts)
-        params = _params_for(listed, sampling_params)
+        params = _params_for(listed, sampling_params or self._words.default_params())
         jobs = []
         for prompt, wanted in zip(listed, params, strict=True):
             pipeline.check_params(wanted)
@@ -165,10 +166,10 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
 ) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * len(prompts)
+    if isinstance(params, SamplingParams):
+        return [params] * len(prompts)
     if len(params) != len(prompts):
         what = f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one for each"
         raise InvalidRequestError(what, param="sampling_params")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,8 +13,10 @@ from muro.config import EngineConfig, home
 from muro.errors import ConfigError, InvalidRequestError
 from muro.llm import pipeline
 from muro.models.pull import pulled
+from muro.models.sampling import SamplingDefaults, read_sampling_defaults
 from muro.text.chat import ChatTemplate, load_chat_template
 from muro.text.tokenizer import Tokenizer, load_tokenizer
+from muro.wire.request import SamplingParams
 
 INLINE_CHARS = 4096
 """Longer texts are tokenised in a thread: a hop there costs 0.1 ms, so many characters about 1 ms."""
@@ -39,6 +41,8 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Directory with the tokenizer, if it is not the model's."""
     chat_template: str | None = None
     """File with a chat template, if it is not the model's."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """Where sampling values come from that a request does not give: "auto" the model's own, "vllm" neutral ones."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; None: as many as the engine takes."""
 
@@ -63,6 +67,10 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"there is no model directory {self.model}; to fetch the demo model: muro pull demo")
         return directory.resolve()
 
+    def sampling_defaults(self) -> SamplingDefaults:
+        """How to sample where a caller says nothing. Raises ConfigError."""
+        return read_sampling_defaults(self.directory()) if self.generation_config == "auto" else SamplingDefaults()
+
     def names(self) -> list[str]:
         """What callers may call the model, the best name first."""
         directory = self.directory()
@@ -78,12 +86,30 @@ class Words:
         tokenizer: the model's.
         template: the chat template, or None if the model has none.
         max_model_len: tokens of prompt and output together.
+        defaults: how to sample where a caller says nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        max_model_len: int,
+        defaults: SamplingDefaults | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
+        self.defaults = defaults or SamplingDefaults()
+
+    def default_params(self) -> SamplingParams:
+        """Parameters for a caller who gives none: those that the model recommends."""
+        recommended = self.defaults
+        return SamplingParams(
+            temperature=recommended.temperature,
+            top_p=recommended.top_p,
+            top_k=recommended.top_k,
+            min_p=recommended.min_p,
+        )
 
     def encode(self, prompt: str | Sequence[int], *, add_special: bool = True) -> list[int]:
         """Token ids of a prompt. Raises InvalidRequestError, PromptTooLongError."""

@@ -19,14 +19,14 @@ import msgspec
 from muro.errors import ConfigError, MissingExtraError
 from muro.models.tokenizer_file import added_tokens, build_tokenizer
 
-FORMAT = 1
+FORMAT = 2
 """Counted up when the prepared files change, so that older directories are made anew."""
 
 Metadata = Mapping[str, Any]
 
 
-def from_gguf(gguf: Path, directory: Path) -> None:
-    """Write the files for the model in `gguf` into `directory`.
+def from_gguf(gguf: Path, directory: Path, sampling: Mapping[str, float] | None = None) -> None:
+    """Write the files for the model in `gguf` into `directory`; `sampling` is what its authors recommend.
 
     Raises:
         ConfigError: the file is damaged, or its model or tokenizer is of a kind that is not supported.
@@ -37,7 +37,7 @@ def from_gguf(gguf: Path, directory: Path) -> None:
     tokenizer_json = build_tokenizer(metadata)
     directory.joinpath("tokenizer.json").write_text(tokenizer_json, "utf-8")
     _write(directory / "config.json", config)
-    _write(directory / "generation_config.json", _generation_config(metadata))
+    _write(directory / "generation_config.json", {**_generation_config(metadata), **(sampling or {})})
     _write(directory / "tokenizer_config.json", _tokenizer_config(metadata))
     if template := metadata.get("tokenizer.chat_template"):
         directory.joinpath("chat_template.jinja").write_text(template, "utf-8")

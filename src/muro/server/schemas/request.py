@@ -77,10 +77,10 @@ class GenerationOptions(msgspec.Struct, kw_only=True):
     n: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
     max_tokens: Positive | None = None
     min_tokens: Count = 0
-    temperature: Annotated[float, msgspec.Meta(ge=0)] = 1.0
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = 0
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     seed: Int64 | None = None
     stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=64)] = []
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=1024)] = []
@@ -94,10 +94,13 @@ class GenerationOptions(msgspec.Struct, kw_only=True):
 
 
 R = TypeVar("R", bound=GenerationOptions)
+N = TypeVar("N", int, float)
 
 
-def sampling_params(options: GenerationOptions, max_tokens: int | None) -> SamplingParams:
+def sampling_params(options: GenerationOptions, max_tokens: int | None, defaults: SamplingParams) -> SamplingParams:
     """The options in the wire's terms; ids that come from the tokenizer (end of sequence) are still missing.
+
+    How to sample comes from `defaults` where the options do not say it.
 
     Raises:
         InvalidRequestError: more tokens are asked for at least than at most.
@@ -107,10 +110,10 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None) -> Sampl
         raise InvalidRequestError(what, param="min_tokens")
     return SamplingParams(
         n=options.n,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
+        temperature=_first(options.temperature, defaults.temperature),
+        top_p=_first(options.top_p, defaults.top_p),
+        top_k=_first(options.top_k, defaults.top_k),
+        min_p=_first(options.min_p, defaults.min_p),
         seed=options.seed,
         stop=[options.stop] if isinstance(options.stop, str) else list(options.stop),
         stop_token_ids=list(options.stop_token_ids),
@@ -120,6 +123,10 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None) -> Sampl
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
     )
+
+
+def _first(given: N | None, default: N) -> N:
+    return default if given is None else given
 
 
 def decode_request(body: bytes, kind: type[R]) -> R:

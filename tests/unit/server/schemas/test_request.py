@@ -14,6 +14,7 @@ from muro.errors import InvalidRequestError, UnsupportedOptionError
 from muro.server.schemas.chat import ChatCompletionRequest
 from muro.server.schemas.completions import CompletionRequest
 from muro.server.schemas.request import IGNORED, NEUTRAL, GenerationOptions, decode_request, sampling_params
+from muro.wire.request import SamplingParams
 
 REQUIRED: dict[type[GenerationOptions], dict[str, Any]] = {
     CompletionRequest: {"prompt": "p"},
@@ -41,10 +42,10 @@ def test_all_options_of_the_sampler_arrive(kind: type[GenerationOptions]) -> Non
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
     }
-    params = msgspec.to_builtins(sampling_params(decode(kind, **options), 9))
+    params = msgspec.to_builtins(sampling_params(decode(kind, **options), 9, SamplingParams()))
     assert {name: params[name] for name in options} == options
     assert params["max_tokens"] == 9
-    assert sampling_params(decode(kind, stop="one"), None).stop == ["one"]
+    assert sampling_params(decode(kind, stop="one"), None, SamplingParams()).stop == ["one"]
 
 
 @both
@@ -118,7 +119,7 @@ def test_missing_field_is_named(kind: type[GenerationOptions]) -> None:
 
 def test_at_least_more_than_at_most() -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        sampling_params(decode(CompletionRequest, min_tokens=5), 4)
+        sampling_params(decode(CompletionRequest, min_tokens=5), 4, SamplingParams())
     assert caught.value.param == "min_tokens"
 
 
@@ -158,3 +159,9 @@ names = st.sampled_from([*CompletionRequest.__struct_fields__, *ChatCompletionRe
 def test_no_value_raises_anything_else(kind: type[GenerationOptions], options: dict[str, Any]) -> None:
     with suppress(InvalidRequestError):
         assert isinstance(decode_request(msgspec.json.encode(options), kind), kind)
+
+
+def test_how_to_sample_comes_from_the_defaults_where_the_request_is_silent() -> None:
+    defaults = SamplingParams(temperature=0.2, top_p=0.9, top_k=40, min_p=0.1)
+    params = sampling_params(decode(CompletionRequest, top_p=1.0, temperature=0), None, defaults)
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 1.0, 40, 0.1)
