@@ -92,11 +92,13 @@ def _load_file(path: Path) -> Any:
         raise ConfigError(f"engine file {str(path)!r} does not exist")
     # Its own folder goes on the path, as for a script, so that it finds the modules beside it.
     sys.path.insert(0, str(path.parent.resolve()))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A file named like a module that is in use (queue.py, say) must not take its place for everybody else.
+    name = path.stem if path.stem not in sys.modules else f"_muro_engine_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"engine file {str(path)!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 

@@ -1,5 +1,6 @@
 """From a name to an engine: what is found, what it is given, and whose fault it is when it is not found."""
 
+import queue
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,6 +141,16 @@ def test_a_file_finds_the_modules_beside_it(tmp_path: Path) -> None:
         "class Mine(EchoEngine):\n    length = LENGTH\n"
     )
     assert load(f"{tmp_path}/engine_file.py:Mine").length == 3
+
+
+def test_a_file_named_like_a_module_in_use_does_not_replace_it(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text(
+        "from muro.engines.echo import EchoEngine\nclass Mine(EchoEngine):\n    here = __name__\n"
+    )
+    for _ in range(2):
+        engine = load(f"{tmp_path}/queue.py:Mine")
+        assert sys.modules["queue"] is queue
+        assert sys.modules[engine.here].__file__ == f"{tmp_path}/queue.py"
 
 
 def test_an_import_that_fails_inside_the_module_is_not_blamed_on_the_name(tmp_path: Path) -> None:
