@@ -26,7 +26,7 @@ Metadata = Mapping[str, Any]
 
 
 def from_gguf(gguf: Path, directory: Path, sampling: Mapping[str, float] | None = None) -> None:
-    """Write the files for the model in `gguf` into `directory`; `sampling` is what its authors recommend.
+    """Write the files for the model in `gguf` into `directory`; `sampling` is for requests that do not say.
 
     Raises:
         ConfigError: the file is damaged, or its model or tokenizer is of a kind that is not supported.
