@@ -294,10 +294,8 @@ class EngineHost:
         return self._answer(event, failure=call_failure_text(event.method, error))
 
     def _answer(self, event: Call, *, value: Any = None, failure: str | None = None) -> Routed:
-        result = None if failure is not None else [None, value]
-        routed = self._routed(event.client, utility_output=UtilityOutput(event.call_id, failure, result))
-        routed.method = event.method
-        return routed
+        answer = UtilityOutput(event.call_id, failure, None if failure is not None else [None, value])
+        return Routed(event.client, EngineCoreOutputs(self._rank, [], None, self._clock(), answer), event.method)
 
     def _executor_failed(self, event: ExecutorFailed) -> list[Routed]:
         cause = event.cause if isinstance(event.cause, BaseException) else None

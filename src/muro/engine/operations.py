@@ -34,7 +34,7 @@ class Operation:
         if len(args) < self.required or (len(args) > len(self._parameters) and not self._variadic):
             names = ", ".join(name for name, _ in self._parameters)
             raise InvalidRequestError(f"{self.name}({names}) was called with {len(args)} arguments")
-        return self._method(*self._convert(args))
+        return self._method(*self._convert(args)) if args else self._method()
 
     def _convert(self, args: list[Any]) -> list[Any]:
         converted = list(args)

@@ -20,11 +20,10 @@ from muro.process.policy import TickPolicy
 from muro.process.queues import InputQueue, OutputQueue
 from muro.transport.page import ProgressPage
 
-YIELD = 0.001
-"""Seconds to let other threads run when there is work but no forward could be done, or the sender is behind."""
-AHEAD = 4
-"""Messages that may wait for the sender. A loop that runs further ahead only makes memory that nobody reads yet,
-and takes the interpreter lock from the very thread that it waits for."""
+NO_FORWARD_YIELD = 0.001
+"""Seconds to let other threads run when there is work but no forward could be done."""
+AHEAD_YIELD = 0.05
+"""Seconds to wait at most for a sender that is behind; it wakes the loop when it has caught up."""
 
 
 class BusyLoop:
@@ -90,12 +89,14 @@ class BusyLoop:
         self._page.step_ended(tokens, self._host.num_live, 0)
         has_work = self._host.has_work()
         self._post(self._policy.after_step(executed, has_work))
-        if has_work and (not executed or self._outbox.qsize() > AHEAD):
-            self._yield()
+        if has_work and not executed:
+            self._yield(NO_FORWARD_YIELD)
+        elif has_work and self._outbox.runs_ahead():
+            self._yield(AHEAD_YIELD)
 
-    def _yield(self) -> None:
+    def _yield(self, seconds: float) -> None:
         try:
-            event = self._inbox.get(timeout=YIELD)
+            event = self._inbox.get(timeout=seconds)
         except Empty:
             return
         self._apply(event)

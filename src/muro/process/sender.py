@@ -102,6 +102,8 @@ class Sender:
     def _next(self, lanes: list[Lane], in_flight: InFlight) -> list[Routed] | Control:
         """The next item; meanwhile held messages and lent buffers are looked after."""
         while True:
+            if self._outbox.caught_up():
+                self._inbox.wake()
             in_flight.release()
             holding = [lane for lane in lanes if lane.holding]
             for lane in holding:

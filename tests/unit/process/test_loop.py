@@ -18,9 +18,9 @@ from muro.engine.interface import StepResult, TakeAborts
 from muro.errors import EngineDeadError
 from muro.ids import ClientIndex, EngineRank
 from muro.process.lifecycle import Lifecycle, State, Step
-from muro.process.loop import AHEAD, YIELD, BusyLoop
+from muro.process.loop import AHEAD_YIELD, NO_FORWARD_YIELD, BusyLoop
 from muro.process.policy import Independent
-from muro.process.queues import InputQueue, OutputQueue
+from muro.process.queues import AHEAD, InputQueue, OutputQueue
 from muro.testing.clock import ManualClock
 from muro.testing.harness import generate_request
 from muro.transport.page import ProgressPage
@@ -188,7 +188,7 @@ def test_while_there_is_work_nothing_blocks(rig: Rig) -> None:
 def test_a_loop_that_runs_ahead_of_the_sender_lets_it_work_and_goes_on(rig: Rig) -> None:
     rig.add("a", max_tokens=AHEAD + 4)
     rig.run_until_asleep()  # nobody takes from the outbox here
-    assert rig.inbox.reads == ["blocking", *[f"up to {YIELD} s"] * 3, "blocking"]
+    assert rig.inbox.reads == ["blocking", *[f"up to {AHEAD_YIELD} s"] * 3, "blocking"]
     assert rig.finishes() == {"a": [LENGTH]}
 
 
@@ -204,7 +204,7 @@ def test_without_a_forward_it_waits_a_little_and_goes_on(rig: Rig) -> None:
     rig.add("a", max_tokens=1)
     rig.engine.stalled = 3
     rig.run_until_asleep()
-    assert rig.inbox.reads == ["blocking", *[f"up to {YIELD} s"] * 3, "blocking"]
+    assert rig.inbox.reads == ["blocking", *[f"up to {NO_FORWARD_YIELD} s"] * 3, "blocking"]
     assert rig.finishes() == {"a": [LENGTH]}
 
 

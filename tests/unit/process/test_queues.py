@@ -8,7 +8,7 @@ import pytest
 
 from muro.engine.events import WAKEUP, Abort
 from muro.ids import ClientIndex
-from muro.process.queues import Control, InputQueue, OutputQueue
+from muro.process.queues import AHEAD, CAUGHT_UP, Control, InputQueue, OutputQueue
 
 
 def test_events_keep_their_order() -> None:
@@ -58,3 +58,18 @@ def test_a_signal_handler_may_wake_while_the_queue_is_in_use(alarms: None) -> No
         inbox.get()
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert inbox.qsize() == len(woken)
+
+
+def test_the_loop_is_woken_once_when_the_sender_has_caught_up() -> None:
+    outbox = OutputQueue()
+    for _ in range(AHEAD):
+        outbox.put([])
+    assert not outbox.runs_ahead()
+    assert not outbox.caught_up(), "nobody waits"
+    outbox.put([])
+    assert outbox.runs_ahead()
+    while outbox.qsize() > CAUGHT_UP:
+        assert not outbox.caught_up()
+        outbox.get_nowait()
+    assert outbox.caught_up()
+    assert not outbox.caught_up(), "once is enough"
