@@ -30,12 +30,10 @@ from muro.errors import (
     InvalidRequestError,
     LocalProtocolError,
     MuroError,
-    RemoteProtocolError,
     UnsupportedOptionError,
     UsageError,
 )
 from muro.ids import ClientIndex, EngineRank, RequestId, WireId
-from muro.wire.codec import RequestDecoder
 from muro.wire.control import UtilityRequest
 from muro.wire.frames import Frame, rank_of
 from muro.wire.ops import Op
@@ -120,7 +118,6 @@ class Session:
         self._live: dict[str, Attempt] = {}
         self._by_caller: dict[str, Attempt] = {}
         self._unread: deque[EngineCoreOutputs] = deque()
-        self._checker = RequestDecoder()
 
     def __len__(self) -> int:
         """Requests in flight."""
@@ -162,8 +159,7 @@ class Session:
         outgoing.arrival_time = request.arrival_time or now
         try:
             frames = engine.encoder.add(outgoing)
-            self._checker.decode(frames)  # what an engine would refuse must not leave
-        except (LocalProtocolError, RemoteProtocolError) as error:
+        except LocalProtocolError as error:
             raise InvalidRequestError(f"the request cannot be sent: {error.message}", request_id=request_id) from error
         attempt = Attempt(request_id, wire_id, engine, sink)
         self._live[wire_id] = self._by_caller[request_id] = attempt

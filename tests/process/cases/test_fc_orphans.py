@@ -67,15 +67,17 @@ STATES = {
         "shutdown:hang_lock",
     ),
     "streaming, asyncio": (
-        "import asyncio\n"
-        "async def main():\n"
-        "    client = await connect_async(**settings)\n"
-        "    stream = client.generate(ask('a', FOREVER))\n"
-        "    await anext(stream)\n"
-        "    say('there')\n"
-        "    async for _ in stream: pass\n"
-        "    await asyncio.sleep(3600)\n"
-        "asyncio.run(main())",
+        (
+            "import asyncio\n"
+            "async def main():\n"
+            "    client = await connect_async(**settings)\n"
+            "    stream = client.generate(ask('a', FOREVER))\n"
+            "    await anext(stream)\n"
+            "    say('there')\n"
+            "    async for _ in stream: pass\n"
+            "    await asyncio.sleep(3600)\n"
+            "asyncio.run(main())"
+        ),
         None,
     ),
 }
