@@ -159,7 +159,9 @@ class RawPeer:
 
 
 @contextmanager
-def raw_peer(engine: str, clients: int = 1, *, settings: dict[str, Any] | None = None, **options: Any) -> Iterator[RawPeer]:
+def raw_peer(
+    engine: str, clients: int = 1, *, settings: dict[str, Any] | None = None, **options: Any
+) -> Iterator[RawPeer]:
     """An engine with a raw front-end; afterwards the engine must be alive still, unless the test ended it."""
     peer = RawPeer(clients)
     try:

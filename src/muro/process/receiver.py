@@ -5,6 +5,7 @@ Invariants:
 - Sends the ready response on every input socket before anything else, then waits for the coordinator's gate.
 - Decodes, admits, and calls only `host.prepare` of the engine. What fails here costs one message: a request
   that can be identified is answered with ERROR, the rest is counted and dropped.
+- Asked to stop, it first reads what has arrived already: the end of the process answers it.
 - If it ends by an error, the loop hears of it as an event and the engine fails; it never ends silently.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from muro.config import Limits
@@ -30,6 +32,9 @@ from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
 from muro.wire.frames import COORDINATOR_READY, SUBSCRIBE
 from muro.wire.handshake import Addresses
 from muro.wire.request import EngineCoreRequest
+
+LAST_LOOK = 0.5
+"""Seconds that reading what has arrived already may take when the thread is asked to stop."""
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +131,11 @@ class Receiver:
             self._open()
         while not self._stopped:
             pump.poll(None)
+        # Who sent before we stopped gets an answer, too; some front-ends would wait for it for ever.
+        pump.remove(self._stop.fileno())
+        end = time.monotonic() + LAST_LOOK
+        while pump.poll(0) and time.monotonic() < end:
+            pass
 
     def _open(self) -> None:
         self.ready = True

@@ -13,7 +13,7 @@ from muro.wire.output import FinishReason
 from muro.wire.request import EngineCoreRequest
 from tests.support.asking import FOREVER, ask
 from tests.support.deadline import until
-from tests.support.hosted import Hosted, hosted
+from tests.support.hosted import Hosted, hosted, is_silent
 from tests.support.rawpeer import ABORT, ADD, UTILITY, add_frames, failed, pack
 from tests.support.scripted import Scripted
 
@@ -144,6 +144,31 @@ def test_aborting_is_idempotent(engine: Hosted, core: Refusing) -> None:
     assert "r" not in client.ended, "an ABORT of its own is not answered"
     client.add(ask("r", 2))
     assert client.finish("r")[0].finish_reason is LENGTH
+
+
+def test_what_has_arrived_when_the_engine_stops_is_answered() -> None:
+    """The input thread is busy with one request while the rest comes and the loop ends."""
+    entered, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(Scripted):
+        def preprocess(self, request: EngineCoreRequest) -> EngineCoreRequest:
+            entered.set()
+            assert may_go_on.wait(20)
+            return request
+
+    with hosted(lambda report: Slow()) as engine:
+        engine.join()
+        (client,) = engine.clients
+        client.add(ask("first"))
+        assert entered.wait(20)
+        client.add(*(ask(f"r{number}") for number in range(50)))
+        assert is_silent(client.output, 50), "meanwhile all of it arrives"
+        engine.proc.ask_to_stop()
+        until(lambda: engine.page.read().phase == "stopping")
+        may_go_on.set()
+        ends = client.finish("first", *(f"r{number}" for number in range(50)))
+        assert {output.finish_reason for output in ends} == {FinishReason.ABORT}
+    assert engine.ended() is None
 
 
 def test_stopping_twice_does_nothing() -> None:
