@@ -62,7 +62,7 @@ def connect(
         link = Link(doors, started.children, _layout(started), config.close_timeout)
         polling = Polling(link)
         undo.callback(polling.close)
-        client = SyncMPClient(_session(started), link, polling.open())
+        client = SyncMPClient(_session(started, config), link, polling.open())
         undo.pop_all()
     return client
 
@@ -82,7 +82,7 @@ async def connect_async(
         undo.callback(lambda: [stop(s.children.values(), 0.0, force=True) for s in started])
         await in_thread(lambda: started.append(_start(config, doors, on_progress, cancel)), cancel.set)
         link = Link(doors, started[0].children, _layout(started[0]), config.close_timeout)
-        client = AsyncMPClient(_session(started[0]), link).start()
+        client = AsyncMPClient(_session(started[0], config), link).start()
         undo.pop_all()
     return client
 
@@ -113,13 +113,18 @@ def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, 
     return start(plan, doors.handshake, doors.inputs, on_progress=on_progress, cancel=cancel)
 
 
-def _session(started: Started) -> Session:
+def _session(started: Started, config: ConnectConfig) -> Session:
     engines = {}
     for rank, ready in started.responses.items():
         engines[rank] = KnownEngine(rank)
         engines[rank].joined(ready)
     # Random beginnings: answers meant for an earlier client of engines that live on are nobody's.
-    return Session(engines, nonce=secrets.token_hex(4), first_call=secrets.randbits(40) + 1)
+    return Session(
+        engines,
+        nonce=secrets.token_hex(4),
+        first_call=secrets.randbits(40) + 1,
+        largest=config.engine.limits.max_message_bytes,
+    )
 
 
 def _layout(started: Started) -> Layout:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from muro.clients.calls import PendingCall, PendingCalls
 from muro.clients.engine import KnownEngine
 from muro.clients.interface import OutputBatch
+from muro.config import Limits
 from muro.errors import (
     ClientClosedError,
     EngineDeadError,
@@ -44,6 +45,7 @@ from muro.wire.stats import SchedulerStats
 log = logging.getLogger(__name__)
 
 _FIRST_CLIENT = ClientIndex(0)
+_LARGEST = Limits().max_message_bytes
 
 MAX_REQUEST_ID = 1024
 """Characters that a caller's request id may have."""
@@ -95,6 +97,7 @@ class Session:
         nonce: random letters that no other client of these engines has.
         client_index: which output socket of theirs is ours.
         first_call: see `PendingCalls`.
+        largest: bytes of one message, over which an engine's socket may drop the connection.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Session:
         nonce: str,
         client_index: ClientIndex = _FIRST_CLIENT,
         first_call: int = 1,
+        largest: int = _LARGEST,
     ) -> None:
         self.engines = dict(sorted(engines.items()))
         self.calls = PendingCalls(first_call)
@@ -112,6 +116,7 @@ class Session:
         self.late_outputs = 0
         self._client_index = client_index
         self._nonce = nonce
+        self._largest = largest
         self._attempts = 0
         self._turn = 0
         self._batches: bool | None = None
@@ -158,7 +163,7 @@ class Session:
         outgoing.external_req_id = request.external_req_id or request_id
         outgoing.arrival_time = request.arrival_time or now
         try:
-            frames = engine.encoder.add(outgoing)
+            frames = self._sized(engine.encoder.add(outgoing))
         except LocalProtocolError as error:
             raise InvalidRequestError(f"the request cannot be sent: {error.message}", request_id=request_id) from error
         attempt = Attempt(request_id, wire_id, engine, sink)
@@ -208,7 +213,7 @@ class Session:
             for engine in engines:
                 engine.check_serving()
                 request = UtilityRequest(self._client_index, self.calls.expect(call, engine.rank), method, values)
-                messages.append([engine.identity, *engine.encoder.call(request)])
+                messages.append([engine.identity, *self._sized(engine.encoder.call(request))])
         except LocalProtocolError as error:
             self.calls.end(call, error)
             raise InvalidRequestError(f"operation {method!r} cannot be called so: {error.message}") from error
@@ -316,6 +321,12 @@ class Session:
                 by_engine.setdefault(attempt.engine.rank, []).append(attempt.wire_id)
         engines = self.engines
         return [[engines[rank].identity, *engines[rank].encoder.abort(ids)] for rank, ids in by_engine.items()]
+
+    def _sized(self, frames: list[Frame]) -> list[Frame]:
+        size = sum(memoryview(frame).nbytes for frame in frames)
+        if size > self._largest:
+            raise LocalProtocolError(f"it has {size} bytes; the limit is {self._largest} (max_message_bytes)")
+        return frames
 
     def _checked_id(self, request: EngineCoreRequest) -> RequestId:
         request_id = request.request_id

@@ -18,7 +18,7 @@ from muro.process.backlog import Backlog
 from muro.process.peers import PeerLayouts
 from muro.process.queues import InputQueue
 from muro.transport.inflight import BufferPool, InFlight
-from muro.transport.sockets import Socket
+from muro.transport.sockets import Frame, Socket
 from muro.wire.codec import OutputEncoder
 from muro.wire.failure import call_failure_text
 from muro.wire.frames import ENGINE_CORE_DEAD
@@ -34,6 +34,7 @@ class Lane:
     Args:
         limit: bytes in flight from which on messages are held and merged; the same again held, and the
             client's requests are given up.
+        largest: bytes of one frame, over which the client's socket would drop the connection.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Lane:
         pool: BufferPool,
         inbox: InputQueue,
         limit: int,
+        largest: int,
     ) -> None:
         self._client = client
         self._socket = socket
@@ -54,6 +56,7 @@ class Lane:
         self._pool = pool
         self._inbox = inbox
         self._limit = limit
+        self._largest = largest
         self._backlog = Backlog()
         self._ended: set[str] = set()
         self._layout: Layout | None = None
@@ -114,17 +117,25 @@ class Lane:
             self._repair(routed, error)
 
     def _write(self, message: EngineCoreOutputs) -> None:
-        """Raises LocalProtocolError if the message cannot be encoded; nothing was sent then."""
+        """Raises LocalProtocolError if the message cannot be encoded or is too large; nothing was sent then."""
         layout = self._peers[self._client]
         if self._encoder is None or layout is not self._layout:
             self._layout, self._encoder = layout, OutputEncoder(layout)
         buffer = self._pool.take()
         try:
             frames = self._encoder.encode(message, buffer)
+            self._check_size(frames)
         except BaseException:
             self._pool.give(buffer)
             raise
         self._in_flight.send(self._socket, frames, buffer)
+
+    def _check_size(self, frames: list[Frame]) -> None:
+        largest = max(memoryview(frame).nbytes for frame in frames)
+        if largest > self._largest:
+            raise LocalProtocolError(
+                f"its message has a part of {largest} bytes; the limit is {self._largest} (max_message_bytes)"
+            )
 
     def _repair(self, routed: Routed, error: LocalProtocolError) -> None:
         """Replace what cannot be encoded by word of it, and send the rest."""

@@ -97,6 +97,7 @@ class Sender:
             pool=pool,
             inbox=self._inbox,
             limit=self._limits.max_bytes_in_flight,
+            largest=self._limits.max_message_bytes,
         )
 
     def _next(self, lanes: list[Lane], in_flight: InFlight) -> list[Routed] | Control:

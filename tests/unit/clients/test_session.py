@@ -1,6 +1,7 @@
 """The session: every request ends exactly once, under its caller's id, whatever comes in whatever order."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -47,11 +48,11 @@ class Sink:
         return len(self.errors) + sum(item.finish_reason is not None for item in self.outputs)
 
 
-def new_session(ranks: int = 1, nonce: str = "n0nce") -> Session:
+def new_session(ranks: int = 1, nonce: str = "n0nce", **more: Any) -> Session:
     engines = {EngineRank(rank): KnownEngine(EngineRank(rank)) for rank in range(ranks)}
     for engine in engines.values():
         engine.joined(None)
-    return Session(engines, nonce=nonce)
+    return Session(engines, nonce=nonce, **more)
 
 
 def read(message: Message) -> tuple[int, EngineCoreRequest | AbortRequest | UtilityRequest]:
@@ -114,6 +115,16 @@ def test_an_id_twice_in_flight_is_refused_without_a_trace() -> None:
         session.add(ask("a"), Sink(), 0)
     session.receive(outputs(output(sent.request_id, 1, finish=STOP)))
     assert sink.endings == 1 and len(session) == 0
+    add(session, "a", Sink())
+
+
+def test_what_an_engine_would_not_take_for_its_size_does_not_leave() -> None:
+    session = new_session(largest=1000)
+    with pytest.raises(InvalidRequestError, match=r"the limit is 1000 \(max_message_bytes\)"):
+        session.add(ask("a", prompt=[1] * 1000), Sink(), 0)
+    with pytest.raises(InvalidRequestError, match=r"max_message_bytes"):
+        session.call("own", ("x" * 1000,), None, lambda: None)
+    assert len(session) == 0 and len(session.calls) == 0
     add(session, "a", Sink())
 
 

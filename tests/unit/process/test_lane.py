@@ -48,6 +48,7 @@ class Rig:
             pool=self.pool,
             inbox=self.inbox,
             limit=limit,
+            largest=1 << 20,
         )
         self.decoder = OutputDecoder("0.25.1")
 
@@ -231,6 +232,18 @@ def test_an_answer_that_cannot_be_sent_is_answered_so(rig: Rig, value: Any) -> N
     got = rig.receive().utility_output
     assert got.call_id == 7 and got.result is None
     assert got.failure_message.startswith("Call to look method failed: ")
+
+
+def test_what_is_larger_than_the_client_takes_is_not_sent(rig: Rig) -> None:
+    """Its socket would drop the connection, and with it whatever else is on the way."""
+    rig.lane.send(answer("x" * (2 << 20)))
+    large = EngineCoreOutput("large", [1], kv_transfer_params={"text": "x" * (2 << 20)})
+    rig.lane.send(Routed(C0, EngineCoreOutputs(outputs=[large, EngineCoreOutput("other", [5])])))
+    answered, *messages = rig.receive_all()
+    assert "Call to look method failed: its message has a part of 2097" in answered.utility_output.failure_message
+    tokens, ends = streams(messages)
+    assert (tokens, ends) == ({"large": [], "other": [5]}, {"large": [ERROR]})
+    assert rig.events() == [GivenUp(C0, ["large"], False)]
 
 
 def test_statistics_that_cannot_be_sent_cost_nothing_else(rig: Rig) -> None:
