@@ -21,10 +21,11 @@ class Done:
 
 
 def start(source: str, **env: str) -> "subprocess.Popen[str]":
-    """A program that is left running; its standard output and error are pipes."""
+    """A program that is left running; its standard streams are pipes."""
     return subprocess.Popen(
         [sys.executable, "-c", source],
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -58,6 +59,13 @@ def line(program: "subprocess.Popen[str]") -> str:
     text = program.stdout.readline().strip()
     assert text, program.stderr.read()
     return text
+
+
+def go(program: "subprocess.Popen[str]") -> None:
+    """Give it a line to read."""
+    assert program.stdin is not None
+    program.stdin.write("go\n")
+    program.stdin.flush()
 
 
 def end(program: "subprocess.Popen[str]", *, kill: bool = True) -> Done:
