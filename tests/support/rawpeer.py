@@ -46,6 +46,8 @@ class RawClient:
         self.ended: dict[str, EngineCoreOutput] = {}
         """The last output of each request that has one."""
         self.endings: Counter[str] = Counter()
+        self.times: list[float] = []
+        """When the engine made each message with outputs, by its own clock."""
         self.answers: dict[int, UtilityOutput] = {}
         self._encoder = RequestEncoder()
         self._decoder = OutputDecoder(LAYOUTS["0.25"])
@@ -111,6 +113,8 @@ class RawClient:
     def _read(self, message: EngineCoreOutputs) -> None:
         if message.utility_output is not None:
             self.answers[message.utility_output.call_id] = message.utility_output
+        if message.outputs:
+            self.times.append(message.timestamp)
         for output in message.outputs:
             assert output.request_id not in self.ended, f"news of {output.request_id} after its end"
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)

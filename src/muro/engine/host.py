@@ -341,7 +341,12 @@ def check_request(request: EngineCoreRequest, info: EngineInfo) -> None:
     # A prompt that fills the context leaves no room for a token; a pooling request needs none.
     room = info.max_model_len if request.sampling_params is None else info.max_model_len - 1
     if length > room:
-        raise PromptTooLongError(
-            f"the prompt has {length} tokens; the model takes {info.max_model_len} tokens, prompt and output together",
-            param="prompt_token_ids",
-        )
+        raise prompt_too_long(length, info)
+
+
+def prompt_too_long(length: int, info: EngineInfo) -> PromptTooLongError:
+    """The error for a prompt of `length` tokens."""
+    return PromptTooLongError(
+        f"the prompt has {length} tokens; the model takes {info.max_model_len} tokens, prompt and output together",
+        param="prompt_token_ids",
+    )

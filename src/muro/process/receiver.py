@@ -5,6 +5,7 @@ Invariants:
 - Sends the ready response on every input socket before anything else, then waits for the coordinator's gate.
 - Decodes, admits, and calls only `host.prepare` of the engine. What fails here costs one message: a request
   that can be identified is answered with ERROR, the rest is counted and dropped.
+- What is too large is refused from its first bytes: reading it would hold up everybody else.
 - Asked to stop, it first reads what has arrived already: the end of the process answers it.
 - If it ends by an error, the loop hears of it as an event and the engine fails; it never ends silently.
 """
@@ -19,8 +20,8 @@ from collections.abc import Callable, Sequence
 from muro.config import Limits
 from muro.engine.admission import Admission
 from muro.engine.events import Abort, Add, Call, ExecutorFailed, StartWave
-from muro.engine.host import EngineHost
-from muro.errors import BodyTooLargeError, InternalError, InvalidRequestError
+from muro.engine.host import EngineHost, prompt_too_long
+from muro.errors import BodyTooLargeError, InternalError, InvalidRequestError, RequestError
 from muro.ids import ClientIndex
 from muro.process.peers import PeerLayouts
 from muro.process.queues import InputQueue, OutputQueue
@@ -35,6 +36,9 @@ from muro.wire.request import EngineCoreRequest
 
 LAST_LOOK = 0.5
 """Seconds that reading what has arrived already may take when the thread is asked to stop."""
+
+GLANCE_BYTES = 1 << 20
+"""Size of a message from which on its beginning is looked at before it is read."""
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ class Receiver:
         self._outbox = outbox
         self._limits = limits
         self._count_drop = count_drop
+        self._glance = min(GLANCE_BYTES, limits.max_message_bytes)
         self._decoder = RequestDecoder()
         self._stop = Wakeup()
         self._stopped = False
@@ -161,6 +166,9 @@ class Receiver:
         return read
 
     def _take(self, origin: ClientIndex, frames: Sequence[Frame]) -> None:
+        size = sum(map(len, frames))
+        if size > self._glance and self._refuse_unread(origin, frames, size):
+            return
         try:
             message = self._decoder.decode(frames)
         except Exception as error:  # not only RemoteProtocolError: no message may end this thread
@@ -169,7 +177,7 @@ class Receiver:
         match message:
             case EngineCoreRequest():
                 self._peers.learn(origin, self._decoder.add_length(frames))
-                self._add(origin, message, sum(map(len, frames)))
+                self._add(origin, message, size)
             case AbortRequest():
                 event = Abort(origin, message.request_ids)
                 self._host.abort_soon(event)
@@ -187,8 +195,6 @@ class Receiver:
                 raise InvalidRequestError(
                     f"client_index is {request.client_index}, but there are {len(self._addresses.outputs)} clients"
                 )
-            if size > self._limits.max_message_bytes:
-                raise BodyTooLargeError(f"the request has {size} bytes; the limit is {self._limits.max_message_bytes}")
             self._admission.check(size)
             prepared = self._host.prepare(request)
         except Exception as error:
@@ -196,6 +202,22 @@ class Receiver:
             return
         self._admission.admit(size)
         self._inbox.put(Add(client, origin, request.request_id, request.current_wave, prepared, size))
+
+    def _refuse_unread(self, origin: ClientIndex, frames: Sequence[Frame], size: int) -> bool:
+        """Refuse a message that is too large, or whose prompt is; whether it was refused."""
+        heading = self._decoder.heading(frames)
+        limit = self._limits.max_message_bytes
+        if size > limit:
+            error: RequestError = BodyTooLargeError(f"the message has {size} bytes; the limit is {limit}")
+            if heading is None:
+                self._refuse(origin, frames, error)
+                return True
+        elif heading is not None and heading[1] > self._host.info.max_model_len:
+            error = prompt_too_long(heading[1], self._host.info)
+        else:
+            return False
+        self._reject(origin, heading[0], error)
+        return True
 
     def _refuse(self, origin: ClientIndex, frames: Sequence[Frame], error: Exception) -> None:
         """A message that is not the protocol: answer it if it is a request or a call that can be identified."""

@@ -44,9 +44,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
 class RepetitionDetection(msgspec.Struct):
     """Stop when a pattern of `min..max_pattern_size` tokens repeats `min_count` times."""
 
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
+    max_pattern_size: Int64 = 0
+    min_pattern_size: Int64 = 0
+    min_count: Int64 = 0
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -57,7 +57,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     None means up to the model's length.
     """
 
-    n: int = 1
+    n: Int64 = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -81,24 +81,24 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     include_stop_str_in_output: bool = False
     output_kind: OutputKind = OutputKind.CUMULATIVE
     skip_clone: bool = False
-    output_text_buffer_length: int = 0
+    output_text_buffer_length: Int64 = 0
     eos_token_id: Int64 | None = msgspec.field(default=None, name="_eos_token_id")
     all_stop_token_ids: list[Int64] = msgspec.field(default_factory=list, name="_all_stop_token_ids")
     structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[Int64, float] | None = None
     allowed_token_ids: list[Int64] | None = None
     extra_args: dict[str, Any] | None = None
-    routed_experts_prompt_start: int = 0
+    routed_experts_prompt_start: Int64 = 0
     bad_words: list[str] | None = msgspec.field(default_factory=list)
     bad_words_token_ids: list[list[Int64]] | None = msgspec.field(default=None, name="_bad_words_token_ids")
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: Int64 | None = None
     repetition_detection: RepetitionDetection | None = None
-    stream_interval: int | None = None
-    trace_decode_token_ids: list[int] | None = None
+    stream_interval: Int64 | None = None
+    trace_decode_token_ids: list[Int64] | None = None
     watermarking: bool | None = None
     prompt_logprob_token_ids: Tensor | None = None
-    prompt_logprob_start: int | None = None
+    prompt_logprob_start: Int64 | None = None
     watermarking_skipped: bool = msgspec.field(default=False, name="_watermarking_skipped")
 
 
@@ -106,9 +106,9 @@ class PoolingParams(msgspec.Struct, array_like=True):
     """How to pool a prompt into a vector (protocol section 9.1)."""
 
     use_activation: bool | None = None
-    dimensions: int | None = None
-    step_tag_id: int | None = None
-    returned_token_ids: list[int] | None = None
+    dimensions: Int64 | None = None
+    step_tag_id: Int64 | None = None
+    returned_token_ids: list[Int64] | None = None
     task: str | None = None
     requires_token_ids: bool = False
     skip_reading_prefix_cache: bool | None = None
@@ -122,7 +122,7 @@ class LoRARequest(msgspec.Struct, array_like=True):
     """An adapter, in the layout of release 0.32 and later; older ones have a position 4 more."""
 
     lora_name: str
-    lora_int_id: Annotated[int, msgspec.Meta(ge=1)]
+    lora_int_id: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     lora_path: str
     base_model_name: str | None = None
     load_inplace: bool = False
@@ -132,8 +132,8 @@ class LoRARequest(msgspec.Struct, array_like=True):
 class PlaceholderRange(msgspec.Struct):
     """Where an item's placeholder tokens lie in the prompt."""
 
-    offset: int
-    length: int
+    offset: Int64
+    length: Int64
     is_embed: Tensor | None = None
 
 

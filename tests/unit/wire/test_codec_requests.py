@@ -299,3 +299,33 @@ def test_frames_of_any_bytes_like_kind_are_read() -> None:
     frames = RequestEncoder(NEWEST).add(request(prompt_embeds=Tensor("uint8", [300], bytes(300))))
     for kind in (bytes, bytearray, memoryview):
         assert decode([kind(frame) for frame in frames]) == decode(frames)
+
+
+@pytest.mark.parametrize("request_id", ["", "a", "x" * 31, "x" * 32, "墙" * 100, "x" * 300, "x" * 60_000])
+@pytest.mark.parametrize("tokens", [0, 1, 15, 16, 65_535, 65_536])
+def test_the_heading_of_a_request_is_read_without_the_rest(request_id: str, tokens: int) -> None:
+    kind, payload = add(request_id=request_id, prompt_token_ids=[1] * tokens)
+    assert RequestDecoder().heading([kind, payload]) == (request_id, tokens)
+    assert RequestDecoder().heading([kind, memoryview(payload)[: len(payload) - 30]]) == (request_id, tokens)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b"\x00"],
+        [b"\x01", pack(["a"])],
+        [b"\x00", b""],
+        [b"\x00", pack(["a"])],
+        [b"\x00", pack([7, [1]])],
+        [b"\x00", b"\xdc\x00"],
+        [b"\x00", b"\x92\xdb\xff\xff\xff\xff"],
+        [b"\x00", b"\x92\xa1\xff\x90"],
+    ],
+)
+def test_what_has_no_heading(frames: list[bytes]) -> None:
+    assert RequestDecoder().heading(frames) is None
+
+
+def test_a_request_without_tokens_has_none_in_its_heading() -> None:
+    assert RequestDecoder().heading(add(prompt_token_ids=None)) == ("a", 0)

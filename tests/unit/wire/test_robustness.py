@@ -105,6 +105,8 @@ def test_requests_of_any_bytes(frames: list[bytes]) -> None:
     call = REQUEST_DECODER.salvage_call(frames)
     assert call is None or isinstance(call[2], str)
     assert REQUEST_DECODER.add_length(frames) >= 0
+    heading = REQUEST_DECODER.heading(frames)
+    assert heading is None or (isinstance(heading[0], str) and heading[1] >= 0)
     assert REQUEST_DECODER.decode(REQUESTS[0]), "the decoder is as good as new"
 
 

@@ -10,7 +10,7 @@ import msgspec
 from muro.errors import LocalProtocolError, RemoteProtocolError
 from muro.wire.arrays import Incoming, Outgoing, TensorSource
 from muro.wire.codec.blame import UNREADABLE, UNWRITABLE, blame, spell
-from muro.wire.codec.headers import array_length, check_aux, payload_alone
+from muro.wire.codec.headers import array_length, check_aux, payload_alone, request_heading
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
 from muro.wire.frames import Frame, RequestType
 from muro.wire.ops import OPS
@@ -19,6 +19,9 @@ from muro.wire.request import EngineCoreRequest, LoRARequest
 
 Request = EngineCoreRequest | AbortRequest | UtilityRequest | StartDPWave
 """What a front-end says to an engine."""
+
+NOBODY: Final = -1
+"""Stands for a client index that cannot be read."""
 
 MIN_ADD_LENGTH: Final = 20
 """Positions of a request that every release has."""
@@ -117,15 +120,18 @@ class RequestDecoder:
         raise RemoteProtocolError(f"message of unknown type {bytes(kind[:8]).hex()!r}")
 
     def salvage(self, frames: Sequence[Frame]) -> tuple[str, int] | None:
-        """Request id and client index of an ADD that `decode` refused, or None if they cannot be told."""
+        """Request id and client index (perhaps `NOBODY`) of an ADD that `decode` refused; None if it has no id."""
         items = self._items(frames, RequestType.ADD)
         if not items:
             return None
         try:
-            index = self._number.decode(items[11]) if len(items) > 11 else 0
-            return self._request_id.decode(items[0]), index
+            request_id = self._request_id.decode(items[0])
         except UNREADABLE:
             return None
+        try:
+            return request_id, self._number.decode(items[11]) if len(items) > 11 else 0
+        except UNREADABLE:
+            return request_id, NOBODY
 
     def salvage_call(self, frames: Sequence[Frame]) -> tuple[int, int, str] | None:
         """Client index, call id and method of a UTILITY that `decode` refused, or None if they cannot be told."""
@@ -141,6 +147,10 @@ class RequestDecoder:
     def add_length(self, frames: Sequence[Frame]) -> int:
         """How many elements the array of an ADD has: a hint at its sender's release. 0 if it is none."""
         return array_length(frames[1]) if len(frames) > 1 and frames[0] == RequestType.ADD else 0
+
+    def heading(self, frames: Sequence[Frame]) -> tuple[str, int] | None:
+        """Id and prompt length that an ADD claims to have, from its first bytes alone; None if it is no ADD."""
+        return request_heading(frames[1]) if len(frames) > 1 and frames[0] == RequestType.ADD else None
 
     def _decode_add(self, frames: Sequence[Frame]) -> EngineCoreRequest:
         self._in.frames = frames[1:]
