@@ -7,7 +7,7 @@ muro's own features, so the engine treats it as a foreign peer. What it sends is
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,8 @@ class RawClient:
         self.endings: Counter[str] = Counter()
         self.times: list[float] = []
         """When the engine made each message with outputs, by its own clock."""
+        self.on_output: Callable[[EngineCoreOutput], None] = lambda output: None
+        """Called with every output."""
         self.answers: dict[int, UtilityOutput] = {}
         self._encoder = RequestEncoder()
         self._decoder = OutputDecoder(LAYOUTS["0.25"])
@@ -117,6 +119,7 @@ class RawClient:
             self.times.append(message.timestamp)
         for output in message.outputs:
             assert output.request_id not in self.ended, f"news of {output.request_id} after its end"
+            self.on_output(output)
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output
