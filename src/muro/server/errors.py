@@ -1,7 +1,7 @@
 """Any error -> status, headers and body in OpenAI's shape: `{"error": {message, type, param, code}}`.
 
-Our own errors are shown as they are: their texts are written for callers. Of anything else a caller learns only that
-it was our bug; the log has the rest.
+Our own errors are shown as they are, without the log of an engine that has died: their texts are written for callers.
+Of anything else a caller learns only that it was our bug; the log has the rest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from muro.errors import InvalidRequestError, MuroError, OverloadedError
+from muro.errors import EngineDeadError, InvalidRequestError, MuroError, OverloadedError
 
 
 class ErrorDetail(msgspec.Struct):
@@ -42,7 +42,14 @@ def reply_to(err: BaseException) -> ErrorReply:
         return reply(500, "internal error of the server; its log says more", code="internal")
     param = err.param if isinstance(err, InvalidRequestError) else None
     headers = {"retry-after": str(max(1, math.ceil(err.retry_after)))} if isinstance(err, OverloadedError) else {}
-    return reply(err.status, err.message, code=err.code, param=param, headers=headers)
+    return reply(err.status, _shown(err), code=err.code, param=param, headers=headers)
+
+
+def _shown(err: MuroError) -> str:
+    """The message for a caller: the cause of a death, but not the log lines that end it, which name files and data."""
+    if not isinstance(err, EngineDeadError) or not err.log_tail or not err.message.endswith(err.log_tail):
+        return err.message
+    return f"{err.message.removesuffix(err.log_tail).rstrip()} see the server's log"
 
 
 def reply(

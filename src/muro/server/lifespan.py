@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
@@ -70,7 +71,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot serve on {host} port {port}: {error.strerror}; another one: --port") from error
+        flag = "another address: --host" if error.errno == errno.EADDRNOTAVAIL else "another port: --port"
+        raise ConfigError(f"cannot serve on {host} port {port}: {error.strerror}; {flag}") from error
     return listener
 
 

@@ -9,7 +9,9 @@ import pytest
 from openai.types.shared import ErrorObject
 
 from muro import errors
+from muro.launch.death import Death
 from muro.server.errors import reply, reply_to
+from muro.wire.failure import FailureRecord
 
 ALL = [
     kind
@@ -59,9 +61,16 @@ def test_foreign_errors_tell_nothing() -> None:
 
 
 def test_log_lines_of_an_engine_are_not_shown() -> None:
-    answer = reply_to(errors.EngineDeadError("the engine of rank 0 was killed by SIGKILL", log_tail="secret"))
+    failure = FailureRecord(phase="serving", kind="OSError", message="no gpu")
+    death = Death(
+        name="engine 0", pid=7, status=10, phase="serving", seconds=1.0, failure=failure, log_tail="secret\nlines"
+    )
+    err = death.dead_error(rank=0, generation=0)
+    assert "secret" in err.message
+    answer = reply_to(err)
     assert answer.status == 503
     assert "secret" not in msgspec.json.encode(answer.body).decode()
+    assert answer.body.error.message.endswith("Cause: OSError: no gpu. Last lines of its log: see the server's log")
 
 
 @pytest.mark.parametrize(
