@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from muro.engine.interface import EngineCore, Report
+from muro.engine.interface import Engine, EngineCore, Report
 from muro.errors import ConfigError, MuroError
 
 BUILT_IN = {
@@ -29,6 +29,9 @@ BUILT_IN = {
     "faulty": "muro.testing.faulty:FaultyEngine",
 }
 """Engines that have a short name."""
+
+REQUIRED = ("add_request", "abort_requests", "step", "has_work")
+"""What `Engine` has no default for: its own methods only say so when they are called."""
 
 Factory = Callable[..., EngineCore]
 
@@ -45,8 +48,20 @@ def load_engine(name: str, *, model: str | None, options: dict[str, Any], report
 def build_engine(
     name: str, factory: Factory, *, model: str | None, options: dict[str, Any], report: Report
 ) -> EngineCore:
-    """Call a factory with what it names. Raises ConfigError for an option that does not fit."""
-    return factory(**_arguments(name, factory, model=model, options=options, report=report))
+    """Call a factory with what it names.
+
+    Raises:
+        ConfigError: an option does not fit, or what the factory gives lacks a method that every engine must have.
+    """
+    engine = factory(**_arguments(name, factory, model=model, options=options, report=report))
+    if missing := [method for method in REQUIRED if not _defines(engine, method)]:
+        raise ConfigError(f"engine {name!r}: {type(engine).__name__} must define {', '.join(missing)}")
+    return engine
+
+
+def _defines(engine: object, method: str) -> bool:
+    inherited = getattr(type(engine), method, None) is getattr(Engine, method)
+    return callable(getattr(engine, method, None)) and not inherited
 
 
 def find_factory(name: str) -> Factory:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muro.engine.interface import Report
+from muro.engine.interface import Engine, Report, StepResult, TakeAborts
 from muro.engine.loader import BUILT_IN, build_engine, find_factory, load_engine
 from muro.engines.echo import EchoEngine
 from muro.errors import ConfigError, MissingExtraError
@@ -85,6 +85,27 @@ def test_a_factory_gets_what_it_names() -> None:
     )
     assert engine.given == (Options(speed=2.5, deep=True), "/models/small")  # type: ignore[attr-defined]
     assert seen == [("weights", 50.0)]
+
+
+def no_engine() -> Any:
+    return object()
+
+
+class Idle(Engine):
+    def step(self, take_aborts: TakeAborts) -> StepResult:
+        return StepResult([])
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (Idle, "engine 'x': Idle must define add_request, abort_requests, has_work"),
+        (no_engine, "engine 'x': object must define add_request, abort_requests, step, has_work"),
+    ],
+)
+def test_what_lacks_a_method_is_no_engine(factory: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_engine("x", factory, model=None, options={}, report=silent)
 
 
 def test_options_as_dataclass_and_as_map() -> None:
