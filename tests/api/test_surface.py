@@ -1,11 +1,14 @@
 """The public names, pinned: adding or removing one is a decision, made here and in changes/."""
 
 import importlib
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
 
 import pytest
+
+import muro
 
 SURFACE = {
     "muro": {
@@ -33,6 +36,10 @@ def test_importing_the_package_loads_no_room() -> None:
     code = "import sys, muro; print([name for name in sys.modules if name.startswith('muro.')])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_the_package_tells_its_version() -> None:
+    assert muro.__version__ == importlib.metadata.version("muro")
 
 
 def test_unknown_names_are_refused() -> None:

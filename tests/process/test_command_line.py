@@ -36,8 +36,9 @@ def test_the_help_names_the_exit_codes() -> None:
     assert all(words in muro("serve", "--help") for words in ("10 the engine failed", "11 it did not start"))
 
 
-def test_version() -> None:
-    assert muro("version").strip() == version("muro")
+@pytest.mark.parametrize("spelling", ["version", "--version"])
+def test_version(spelling: str) -> None:
+    assert muro(spelling).strip() == version("muro")
 
 
 @pytest.mark.parametrize("extra", [(), ("--no-stream",), ("--route", "chat")])

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from muro.errors import ConfigError
+from muro.server.lifespan import bind
 from tests.support.deadline import process_ended, until
 from tests.support.server import Server
 
@@ -228,3 +230,8 @@ def test_an_idle_server_is_idle() -> None:
         threading.Event().wait(3)
         used = [cpu_seconds(pid) - b for pid, b in zip(pids, before, strict=True)]
         assert max(used) < 3 * 0.02
+
+
+def test_an_address_of_another_machine_is_told_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"cannot serve on 192\.0\.2\.1 port 0: .*; another address: --host"):
+        bind("192.0.2.1", 0)  # an address for documentation: RFC 5737

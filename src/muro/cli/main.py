@@ -42,6 +42,12 @@ def exit_code(error: MuroError) -> int:
     return ExitCode.ENGINE_FAILED if isinstance(error, EngineDeadError) else 1
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(version("muro"))
+        sys.exit(0)
+
+
 def _run() -> None:
     try:
         import typer
@@ -50,19 +56,25 @@ def _run() -> None:
     from muro.cli import bench, pull, serve
 
     app = typer.Typer(
-        help=HELP,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    version_flag = typer.Option(False, "--version", is_eager=True, callback=_tell_version, help="Print the version.")
+
+    # The help is given here: a callback's own replaces that of the application.
+    @app.callback(help=HELP)
+    def before_any_command(asked: bool = version_flag) -> None:
+        """Flags that need no command."""
+
     app.command("serve", help=serve.HELP)(serve.serve)
     app.command("pull", help=pull.HELP)(pull.pull)
     app.add_typer(bench.make_app(), name="bench")
 
     @app.command("version", help="Print the version.")
     def show_version() -> None:
-        print(version("muro"))
+        _tell_version(True)
 
     app()

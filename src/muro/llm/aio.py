@@ -19,7 +19,7 @@ from muro.ids import EngineRank
 from muro.llm import pipeline
 from muro.llm.generation import Generation, Line
 from muro.llm.outputs import CompletionOutput, Piece, RequestOutput
-from muro.llm.words import ModelChoice, Prompt, Words, effective_length, load_words, split_prompt
+from muro.llm.words import Prompt, Words, effective_length, load_words, make_choice, split_prompt
 from muro.observe.metrics import ChoiceClock, ServingMetrics
 from muro.wire.request import OutputKind, SamplingParams
 from muro.wire.stats import SchedulerStats
@@ -73,7 +73,7 @@ class AsyncLLM:
             ConfigError: a setting is wrong.
             StartupError: the engine did not come up.
         """
-        chosen = ModelChoice(model=model, **choice)
+        chosen = make_choice(model, choice)
         connect = connect or ConnectConfig()
         connect = msgspec.structs.replace(connect, engine=chosen.engine_config(connect.engine))
         tokenizer, template = load_words(chosen)

@@ -13,7 +13,7 @@ from muro.errors import InvalidRequestError
 from muro.llm import pipeline
 from muro.llm.outputs import CompletionOutput, RequestOutput
 from muro.llm.pipeline import Choice
-from muro.llm.words import ModelChoice, Prompt, Words, effective_length, load_words, split_prompt
+from muro.llm.words import Prompt, Words, effective_length, load_words, make_choice, split_prompt
 from muro.wire.failure import error_from_wire
 from muro.wire.output import EngineCoreOutput, FinishReason
 from muro.wire.request import SamplingParams
@@ -37,7 +37,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, *, on_progress: OnProgress | None = None, **choice: Any) -> None:
-        chosen = ModelChoice(model=model, **choice)
+        chosen = make_choice(model, choice)
         tokenizer, template = load_words(chosen)
         client = connect(ConnectConfig(engine=chosen.engine_config()), on_progress=on_progress)
         try:

@@ -49,7 +49,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     def engine_config(self, template: EngineConfig | None = None) -> EngineConfig:
         """Settings for the engine's process, the rest as in `template`. Raises ConfigError if nothing is named."""
         if self.model is None and self.engine is None:
-            raise ConfigError("name a model directory, or an engine that needs none: --engine echo")
+            raise ConfigError("name a model directory, or an engine that needs none, such as echo")
         engine = self.engine or MODEL_ENGINE
         options = dict(self.options)
         if engine == MODEL_ENGINE and self.max_model_len is not None:
@@ -77,6 +77,14 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
         if directory is None or self.model is None:
             return [self.engine or MODEL_ENGINE]
         return list(dict.fromkeys([directory.name, self.model, str(directory)]))
+
+
+def make_choice(model: str | None, settings: Mapping[str, Any]) -> ModelChoice:
+    """What keyword arguments ask for. Raises ConfigError that names the wrong one."""
+    fields = ModelChoice.__struct_fields__
+    if unknown := settings.keys() - set(fields):
+        raise ConfigError(f"there is no setting {', '.join(sorted(unknown))}; settings are {', '.join(sorted(fields))}")
+    return ModelChoice(model=model, **settings)
 
 
 class Words:

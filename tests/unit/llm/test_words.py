@@ -10,7 +10,7 @@ import pytest
 
 from muro.config import EngineConfig
 from muro.errors import ConfigError, InvalidRequestError, PromptTooLongError
-from muro.llm.words import INLINE_CHARS, ModelChoice, Words, effective_length, load_words, split_prompt
+from muro.llm.words import INLINE_CHARS, ModelChoice, Words, effective_length, load_words, make_choice, split_prompt
 from muro.text.chat import ChatTemplate
 from muro.text.tokenizer import ByteTokenizer
 
@@ -41,8 +41,14 @@ def test_an_engine_alone_is_served_under_its_name_with_bytes() -> None:
     assert template is not None
 
 
+def test_keywords_are_fields_of_the_choice() -> None:
+    assert make_choice("small", {"engine": "echo"}) == ModelChoice(model="small", engine="echo")
+    with pytest.raises(ConfigError, match=r"no setting deep; settings are chat_template, engine, .*, tokenizer"):
+        make_choice(None, {"deep": True})
+
+
 def test_nothing_named_or_nothing_there() -> None:
-    with pytest.raises(ConfigError, match="--engine echo"):
+    with pytest.raises(ConfigError, match="an engine that needs none, such as echo"):
         ModelChoice().engine_config()
     with pytest.raises(ConfigError, match="muro pull demo"):
         ModelChoice(model="demo").engine_config()
