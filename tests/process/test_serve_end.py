@@ -191,7 +191,7 @@ def test_stopped_while_it_starts(number: signal.Signals) -> None:
         (("--engine", "faulty", "--engine-option", "nonsense=1"), 2, "no option nonsense"),
         (("--engine", "no_such_module:Engine"), 2, "no module 'no_such_module'"),
         (("/no/such/model",), 2, "muro pull demo"),
-        ((), 2, "--engine echo"),
+        ((), 2, "an engine that needs none, such as echo"),
         (("--engine", "echo", "--tensor-parallel-size", "2"), 2, "--tensor-parallel-size"),
         (("--engine", "echo", "--log-level", "LOUD"), 2, "LOUD"),
         (("--engine", "echo", "--host", "no.such.host.invalid"), 2, "no.such.host.invalid"),
