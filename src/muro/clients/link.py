@@ -82,7 +82,8 @@ class Link:
     def decode(self, frames: list[Frame]) -> EngineCoreOutputs | Marker | None:
         """A message, or the announcement of a death.
 
-        Never raises for what a peer sent: what is not the protocol is counted and dropped (None).
+        Never raises for what a peer sent. What is not the protocol is counted, and ends the requests that it
+        speaks of with an error; if it speaks of none it is dropped (None).
         """
         try:
             return self._decoder.decode(frames)
@@ -90,7 +91,7 @@ class Link:
             self.dropped_messages += 1
             if self.dropped_messages & (self.dropped_messages - 1) == 0:  # 1, 2, 4, 8 ...: a flood stays readable
                 log.warning("dropped %d messages that are not the protocol; the last: %s", self.dropped_messages, error)
-            return None
+            return self._decoder.salvage(frames, error)
 
     def announced(self) -> EngineDied | None:
         """Who has announced its death, with the cause; None as long as that is not known.

@@ -307,3 +307,26 @@ def test_short_and_long_arrays_of_logprobs_are_read() -> None:
 def test_an_empty_envelope_is_read() -> None:
     assert decode(pack([0, []])) == EngineCoreOutputs()
     assert decode(pack([0, [], None, 0.0, None, None, None, None, None, {"later": 1}])) == EngineCoreOutputs()
+
+
+def test_of_a_message_that_cannot_be_read_the_requests_end() -> None:
+    decoder = OutputDecoder(NEWEST)
+    rows = [["a", ["x"]], ["b", [1], None, None, None, 77], [5, []], [], ["a", [1]]]
+    frames = [msgspec.msgpack.encode([0, rows])]
+    with pytest.raises(RemoteProtocolError) as caught:
+        decoder.decode(frames)
+    message = decoder.salvage(frames, caught.value)
+    assert message is not None
+    assert [output.request_id for output in message.outputs] == ["a", "b"]
+    for output in message.outputs:
+        assert output.finish_reason is FinishReason.ERROR
+        assert output.error is not None
+        assert "cannot be read" in output.error.message
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xc1", b"\x90", b"\x91\x00", b"\x92\x00\xa1a", b"\x92\x00\xdd\xff\xff\xff\xff"]
+)
+def test_of_a_message_without_a_known_request_nothing_is_left(payload: bytes) -> None:
+    assert OutputDecoder(NEWEST).salvage([payload], RemoteProtocolError("junk")) is None
+    assert OutputDecoder(NEWEST).salvage([], RemoteProtocolError("junk")) is None

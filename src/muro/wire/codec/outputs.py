@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Sequence
 from types import GenericAlias
@@ -9,12 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
-from muro.errors import LocalProtocolError, RemoteProtocolError
+from muro.errors import LocalProtocolError, RemoteProtocolError, RequestFailedError
 from muro.wire.arrays import Incoming, Outgoing
 from muro.wire.codec.blame import UNREADABLE, UNWRITABLE, blame, spell
 from muro.wire.codec.headers import array_length, check_aux
+from muro.wire.failure import error_to_wire
 from muro.wire.frames import ENGINE_CORE_DEAD, Frame
-from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, Logprobs, UtilityOutput
+from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, Logprobs, UtilityOutput
 from muro.wire.releases import NEWEST, Layout, layout_of_engine
 from muro.wire.releases.layout import STABLE_OUTPUT_FIELDS
 from muro.wire.stats import PrefillStats
@@ -103,6 +105,7 @@ class OutputDecoder:
         self._newest = self._in.decoder(EngineCoreOutputs)
         self._shifted = self._in.decoder(_shifted_envelope())
         self._lengths = msgspec.msgpack.Decoder(list[msgspec.Raw])
+        self._text = msgspec.msgpack.Decoder(str)
         self._is_shifted = layout.minor < 26
 
     def decode(self, frames: Sequence[Frame]) -> EngineCoreOutputs | Marker:
@@ -127,6 +130,24 @@ class OutputDecoder:
             raise RemoteProtocolError(f"output message: utility_output: {error}") from error
         finally:
             self._in.frames = ()
+
+    def salvage(self, frames: Sequence[Frame], error: RemoteProtocolError) -> EngineCoreOutputs | None:
+        """Of a message that `decode` refused: the ends, by `error`, of all requests that can be identified.
+
+        None if there is none. Nobody who waits for what stood there may wait for ever.
+        """
+        failure = error_to_wire(RequestFailedError(f"the engine sent what cannot be read: {error.message}"))
+        ids: dict[str, None] = {}
+        try:
+            fields = self._lengths.decode(frames[0])
+            rows = self._lengths.decode(fields[1])
+        except (IndexError, *UNREADABLE):
+            return None
+        for row in rows:
+            with contextlib.suppress(IndexError, *UNREADABLE):
+                ids[self._text.decode(self._lengths.decode(row)[0])] = None
+        ends = [EngineCoreOutput(i, [], finish_reason=FinishReason.ERROR, error=failure) for i in ids]
+        return EngineCoreOutputs(outputs=ends) if ends else None
 
     def _read(self, payload: Frame) -> EngineCoreOutputs:
         """Decode as the last message was. The other layout cannot be read so: its position 12 is of another kind."""
