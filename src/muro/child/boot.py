@@ -78,12 +78,19 @@ def _leave_record(descriptor: int, phase: str, error: BaseException) -> None:
     record = {
         "phase": phase,
         "kind": type(error).__qualname__[:64],
-        "message": _encodable(str(error))[:RECORD_CHARS],
+        "message": _encodable(_words(error))[:RECORD_CHARS],
         "traceback": _encodable(text)[-RECORD_CHARS:],
         "code": getattr(error, "code", ""),
     }
     with contextlib.suppress(OSError):
         os.pwrite(descriptor, json.dumps(record).encode(), 0)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(it cannot be put into words)"
 
 
 def _encodable(text: str) -> str:

@@ -203,6 +203,9 @@ def call_error(method: str, failure_message: str) -> CallError:
 
 def _text(error: BaseException) -> str:
     """An error's message, never empty, never long, always encodable."""
-    text = error.message if isinstance(error, MuroError) else str(error)
+    try:
+        text = error.message if isinstance(error, MuroError) else str(error)
+    except Exception:  # an exception of an engine's own may fail even at this, and must still be told
+        text = "(it cannot be put into words)"
     text = (text or type(error).__name__).encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + " ..."

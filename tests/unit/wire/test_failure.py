@@ -151,3 +151,15 @@ def test_a_huge_record_keeps_the_end_of_its_traceback(filling: str) -> None:
 def test_half_a_record_is_none(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="failure record"):
         FailureRecord.decode(data)
+
+
+def test_an_exception_that_fails_to_tell_what_it_is_can_be_told_all_the_same() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    assert error_to_wire(Mute()).message.startswith("Mute: ")
+    assert "sleep" in call_failure_text("sleep", Mute())
+    record = FailureRecord.decode(FailureRecord.of("serving", Mute()).encode())
+    assert record.kind == "Mute"
+    assert record.message
