@@ -207,3 +207,14 @@ def test_closing_in_a_signal_handler_of_the_thread_that_waits() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     client.close()
+
+
+def test_an_id_is_free_at_once_although_other_threads_hold_the_lock(
+    client: SyncMPClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = client.generate(ask("same", FOREVER))
+    next(stream)
+    with client._lock:  # another thread is at work while this one leaves its stream ...
+        stream.close()
+    monkeypatch.setattr(client, "_enter", lambda: None)  # ... and again when it comes back
+    assert tokens(client.generate(ask("same", 2, [5]))) == [5, 5]

@@ -199,6 +199,7 @@ class ThreadsClient:
         with self._lock:
             attempt = None
             try:
+                self._take_gone()  # somebody may have held the lock when we came
                 attempt, message = self._session.add(request, feed, time.time())
                 if not self._link.send(message):
                     self._bury()
@@ -284,12 +285,15 @@ class ThreadsClient:
         """Empty the queue of lost readers, unless somebody holds the lock: then that one does it afterwards."""
         while self._gone and self._lock.acquire(blocking=False):
             try:
-                gone = []
-                while self._gone:
-                    gone.append(self._gone.popleft())
-                self._send_all(self._session.drop(gone))
+                self._take_gone()
             finally:
                 self._lock.release()
+
+    def _take_gone(self) -> None:
+        gone = []
+        while self._gone:
+            gone.append(self._gone.popleft())
+        self._send_all(self._session.drop(gone))
 
 
 class SyncMPClient(ThreadsClient):
