@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GoneError(Exception):
-    """The caller has left before its body was complete."""
+    """The caller has left: before its body was complete, or while it was answered."""
 
 
 class Exchange:
@@ -48,7 +48,7 @@ class Exchange:
         self.started = False
         """Whether the status line is out."""
         self._receive = receive
-        self._send = send
+        self._raw_send = send
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = ""
         """The caller's word for this request, or ours; set by `identify`."""
@@ -134,6 +134,16 @@ class Exchange:
                 raise
         finally:
             watcher.cancel()
+
+    async def _send(self, message: Message) -> None:
+        """Raises GoneError if the connection has closed."""
+        try:
+            await self._raw_send(message)
+        except (OSError, RuntimeError) as error:
+            # A server drops what it is told after a caller has left; but until it knows, the transport below refuses.
+            if isinstance(error, OSError) or "closed" in str(error):
+                raise GoneError from error
+            raise
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True

@@ -159,3 +159,16 @@ def test_an_error_inside_passes_and_nobody_watches_on() -> None:
         assert len(asyncio.all_tasks()) == 1
 
     run(test)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(), RuntimeError("the handler is closed")])
+def test_a_connection_that_closes_while_it_is_answered(error: Exception) -> None:
+    async def test() -> None:
+        async def send(message: Message) -> None:
+            raise error
+
+        exchange = Exchange({"type": "http", "headers": []}, asyncio.Queue[Message]().get, send)
+        with pytest.raises(GoneError):
+            await exchange.reply_json(200, {})
+
+    run(test)

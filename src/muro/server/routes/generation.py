@@ -14,7 +14,7 @@ from muro.llm.outputs import Piece
 from muro.llm.pipeline import Choice, check_length
 from muro.server import sse
 from muro.server.errors import reply_to
-from muro.server.exchange import Exchange
+from muro.server.exchange import Exchange, GoneError
 from muro.server.schemas.request import GenerationOptions
 from muro.server.schemas.usage import Usage
 from muro.server.service import Service
@@ -87,7 +87,7 @@ async def _stream(exchange: Exchange, generation: Generation, options: Generatio
             await _events(exchange, generation, form, None if include else msgspec.UNSET)
     except Exception as error:
         # Before the first event the error gets a status of its own; afterwards it is the last event.
-        if not exchange.started:
+        if not exchange.started or isinstance(error, GoneError):
             raise
         if not isinstance(error, MuroError):
             log.exception("request %s failed", exchange.request_id)
