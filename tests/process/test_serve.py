@@ -1,8 +1,10 @@
 """The server as its callers see it: real process, echo engine, real HTTP clients."""
 
+import contextlib
 import json
 import re
 import shlex
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -269,3 +271,14 @@ def test_health_is_quick_under_load(server: Server) -> None:
         finally:
             stop.set()
     assert times[50] < 0.1
+
+
+def test_a_head_without_end_is_refused(server: Server, http: httpx.Client) -> None:
+    url = httpx.URL(server.url)
+    with socket.create_connection((url.host, url.port), timeout=10) as caller:
+        caller.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: ")
+        with contextlib.suppress(ConnectionError):  # it may be closed while we still send
+            for _ in range(256):
+                caller.sendall(b"a" * 1024)
+        assert caller.recv(12) == b"HTTP/1.1 400"
+    assert http.get("/health", headers={"X": "a" * 30_000}).status_code == 200

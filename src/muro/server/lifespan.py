@@ -32,6 +32,7 @@ from muro.errors import ConfigError, EngineDeadError
 from muro.llm.aio import AsyncLLM
 from muro.llm.words import ModelChoice
 from muro.server.app import App, make_app
+from muro.server.head import BoundedHead
 from muro.server.service import Service
 from muro.wire.failure import ExitCode
 
@@ -183,7 +184,7 @@ async def _http(app: App, listener: socket.socket) -> AsyncIterator[None]:
     """Answer HTTP meanwhile. uvicorn's own handling of signals is left out: see the rules above."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHead,
         ws="none",
         proxy_headers=False,
         lifespan="off",
