@@ -4,7 +4,10 @@ Nobody has a thread of its own here. A thread that waits for something takes the
 receives for everybody; the others sleep until what they wait for is there, or the seat is free. Invariants:
 
 - The seat, every waiter's bell and whatever the conditions look at change under one lock, the client's state
-  lock. It is a plain `threading.Lock`, entered with `with`: only so can Ctrl-C never leave it locked.
+  lock. It is entered with `with`: only so can Ctrl-C never leave it locked.
+- A signal handler may run on top of the very code that holds the lock or the seat, which goes on only when the
+  handler returns. So nobody enters the lock twice (it is an `RLock` because that one knows its owner), and nobody
+  waits on top of the holder of the seat: both are refused.
 - A waiter looks at its condition and arms its bell under the lock before it sleeps, so no ring is lost.
 - Whoever leaves while the seat is free rings a sleeper, which takes over.
 - Only the holder of the seat touches the output socket. `Seat.close` takes the seat for good.
@@ -16,7 +19,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from muro.errors import InternalError
+from muro.errors import InternalError, UsageError
+
+_ON_TOP = (
+    "called on top of the same client, by a signal handler or a finalizer that interrupted this thread inside it: "
+    "let the handler set a flag or hand the work to another thread, or give it a client of its own"
+)
 
 
 class Waiter:
@@ -62,7 +70,7 @@ class Seat:
         interrupt: makes the holder of the seat look at its condition; called under the lock.
     """
 
-    def __init__(self, lock: threading.Lock, interrupt: Callable[[], None]) -> None:
+    def __init__(self, lock: threading.RLock, interrupt: Callable[[], None]) -> None:
         self._lock = lock
         self._interrupt = interrupt
         self._holder: Waiter | None = None
@@ -79,8 +87,9 @@ class Seat:
         """Wait until `done()` (called under the lock) is true, at most `timeout` seconds; whether it is.
 
         `receive(timeout)` waits for messages and handles them; it is called without the lock, by one thread at a
-        time, and returns now and then. What it raises passes through.
+        time, and returns now and then. What it raises passes through. Raises UsageError on top of the holder.
         """
+        self.check_may_wait()
         deadline = None if timeout is None else time.monotonic() + timeout
         tried = False
         try:
@@ -113,6 +122,21 @@ class Seat:
                 self._interrupt()
         else:
             waiter.ring()
+
+    @property
+    def locked_here(self) -> bool:
+        """Whether this very thread is inside the state lock, further up its stack."""
+        return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+    def check_may_enter(self) -> None:
+        """Raises UsageError if this thread is inside the state lock."""
+        if self.locked_here:
+            raise UsageError(_ON_TOP)
+
+    def check_may_wait(self) -> None:
+        """Raises UsageError if this thread is inside the state lock, or holds the seat."""
+        if self.locked_here or self.held_here:
+            raise UsageError(_ON_TOP)
 
     @property
     def held_here(self) -> bool:

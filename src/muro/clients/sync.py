@@ -2,13 +2,15 @@
 
 Whoever waits receives, for everybody (`clients.seat`). Invariants:
 
-- One plain lock guards the session and the way to the engines; it is held for the time of a bookkeeping, never
+- One lock guards the session and the way to the engines; it is held for the time of a bookkeeping, never
   while waiting. News of the engines are taken by the holder of the seat.
 - Ctrl-C: a wait that is interrupted ends its own request or call. If the interrupt hits the few microseconds in
   which news are taken in, nobody can say whose outputs were lost, so everything in flight ends with ABORT.
   Either way the client stays usable, and later requests see nothing of earlier ones.
 - A stream that loses its reader aborts its request. The collector may notice that at any moment, so the attempt
   is put into a queue, which whoever leaves the lock empties.
+- In a signal handler, what would have to wait for the code under it is refused with UsageError; `close` does
+  what it can, and a thread of its own the rest.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class ThreadsClient:
         self._session = session
         self._link = engines
         self._news = news
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._seat = Seat(self._lock, news.interrupt)
         self._batch_readers: dict[Waiter, None] = {}
         self._gone: deque[Attempt] = deque()
@@ -137,6 +139,7 @@ class ThreadsClient:
 
     def engines(self) -> list[EngineStatus]:
         """How each engine is, by rank."""
+        self._seat.check_may_enter()
         with self._lock:
             self._bury()
             return engine_statuses(self._session, self._link)
@@ -154,7 +157,9 @@ class ThreadsClient:
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything; any thread may call it, also again."""
-        # A signal handler may have interrupted the very thread that holds the lock or the seat.
+        if self._seat.locked_here:  # we are a signal handler on top of a bookkeeping, which must be done first
+            threading.Thread(target=self.close, args=(timeout,), name="muro-close").start()
+            return
         if self._lock.acquire(timeout=_CLOSE_PATIENCE):
             try:
                 self._end()
@@ -180,7 +185,7 @@ class ThreadsClient:
         """Wait until there is something in a stream's feed."""
         self._link.check_process()
         if feed.waiter is not None:
-            raise UsageError("this stream is read by another thread already")
+            raise UsageError("this stream is being read already: by another thread, or under this signal handler")
         waiter = feed.waiter = Waiter()
         try:
             self._seat.wait(waiter, feed.ready, self._receive, None)
@@ -191,6 +196,7 @@ class ThreadsClient:
 
     def _enter(self) -> None:
         self._link.check_process()
+        self._seat.check_may_enter()
         if self._gone:
             self._drop_gone()  # their ids may be wanted again
 
@@ -216,6 +222,7 @@ class ThreadsClient:
     def _call(
         self, op: Op[Any] | str, args: tuple[Any, ...], timeout: float | None, engine: int | None
     ) -> dict[EngineRank, Any]:
+        self._seat.check_may_wait()
         self._enter()
         waiter = Waiter()
         call: PendingCall | None = None
@@ -283,7 +290,7 @@ class ThreadsClient:
 
     def _drop_gone(self) -> None:
         """Empty the queue of lost readers, unless somebody holds the lock: then that one does it afterwards."""
-        while self._gone and self._lock.acquire(blocking=False):
+        while self._gone and not self._seat.locked_here and self._lock.acquire(blocking=False):
             try:
                 self._take_gone()
             finally:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from muro.clients.seat import Waiter
 from muro.clients.session import Attempt
-from muro.errors import MuroError
+from muro.errors import MuroError, UsageError
 from muro.wire.failure import error_from_wire
 from muro.wire.output import EngineCoreOutput, FinishReason
 
@@ -67,6 +67,8 @@ class SyncStream:
     def __next__(self) -> EngineCoreOutput:
         try:
             return self._next()
+        except UsageError:
+            raise  # not ours to read now; whoever may read it loses nothing
         except BaseException:
             self.close()  # nothing to do if it had ended; else the caller was interrupted
             raise

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from muro.clients.seat import Seat, Waiter
+from muro.errors import UsageError
 from tests.support.deadline import until
 
 
@@ -14,7 +15,7 @@ class Desk:
     """A seat whose holder receives from an event, and letters for several threads."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.news = threading.Event()
         self.seat = Seat(self.lock, self.news.set)
         self.letters: set[int] = set()
@@ -117,3 +118,23 @@ def test_the_holder_is_known_in_its_own_thread_alone(desk: Desk, threads: Callab
 
     desk.seat.wait(Waiter(), lambda: bool(inside), look, 5)
     assert inside == [True, False] and not desk.seat.held_here
+
+
+def test_nobody_waits_on_top_of_the_holder_in_the_same_thread(desk: Desk) -> None:
+    def receive(timeout: float | None) -> None:
+        with pytest.raises(UsageError, match="signal handler"):
+            desk.wait_for(2)
+        desk.letters.add(1)
+
+    desk.waiters[1] = Waiter()
+    assert desk.seat.wait(desk.waiters[1], lambda: 1 in desk.letters, receive, 20.0)
+    desk.letters.add(2)
+    assert desk.wait_for(2), "afterwards it is as free as ever"
+
+
+def test_nobody_enters_on_top_of_a_bookkeeping_in_the_same_thread(desk: Desk) -> None:
+    with desk.lock:
+        for refused in (desk.seat.check_may_enter, desk.seat.check_may_wait, lambda: desk.wait_for(1)):
+            with pytest.raises(UsageError, match="signal handler"):
+                refused()
+    desk.seat.check_may_wait()
