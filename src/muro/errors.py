@@ -13,6 +13,10 @@ crosses the wire (see `wire.failure`), and the HTTP `status` that the server ans
      |   |- BodyTooLargeError
      |   |- NotFoundError           no such model, route or adapter
      |   |- OverloadedError         full at the moment; try again later
+     |   |- DeadlineError           not done by the time that was asked for, or at all allowed
+     |   |- SlowBodyError           its body did not arrive in time
+     |   |- SlowReaderError         its output was not taken in time
+     |   |- UnauthorizedError       no valid API key
      |   |- RequestAbortedError     ended by the engine before it was done (pause, shutdown)
      |   `- RequestFailedError      the engine could not serve it
      |- CallError                   this one operation failed
@@ -126,6 +130,34 @@ class OverloadedError(RequestError):
     def __init__(self, message: str = "", *, request_id: str | None = None, retry_after: float = 1.0) -> None:
         super().__init__(message, request_id=request_id)
         self.retry_after = retry_after
+
+
+class DeadlineError(RequestError):
+    """The request was not done by its deadline; the message says which one. What it had is lost or already sent."""
+
+    code = "deadline"
+    status = 504
+
+
+class SlowBodyError(RequestError):
+    """The body of the request did not arrive in time."""
+
+    code = "slow_body"
+    status = 408
+
+
+class SlowReaderError(RequestError):
+    """The output came faster than its reader took it, by more than the limit; the request was ended."""
+
+    code = "slow_reader"
+    status = 408
+
+
+class UnauthorizedError(RequestError):
+    """The caller showed no API key, or a wrong one. `code` is OpenAI's word."""
+
+    code = "invalid_api_key"
+    status = 401
 
 
 class RequestAbortedError(RequestError):

@@ -17,6 +17,7 @@ from muro.errors import (
     BodyTooLargeError,
     CallError,
     CallFailedError,
+    DeadlineError,
     InvalidRequestError,
     MuroError,
     NotFoundError,
@@ -26,6 +27,9 @@ from muro.errors import (
     RequestAbortedError,
     RequestError,
     RequestFailedError,
+    SlowBodyError,
+    SlowReaderError,
+    UnauthorizedError,
     UnknownOperationError,
     UnsupportedOptionError,
 )
@@ -53,6 +57,10 @@ _BY_CODE: Final[dict[str, type[RequestError]]] = {
             BodyTooLargeError,
             NotFoundError,
             OverloadedError,
+            DeadlineError,
+            SlowBodyError,
+            SlowReaderError,
+            UnauthorizedError,
             RequestAbortedError,
             RequestFailedError,
         )
