@@ -2,8 +2,9 @@
 
 It lies in a memfd that the child inherits by descriptor number, so it has no name that could be left behind, and
 what a killed child wrote last stays readable. Invariants: each section has one writing thread (the loop thread
-writes steps, tokens and queue lengths; the receiver the dropped frames); phases may come from any thread, under a
-lock; the reader takes no lock and never makes a writer wait. The layout is `wire.progress`.
+writes steps, tokens, queue lengths and what it does between steps; the receiver its messages and the dropped
+frames); phases may come from any thread, under a lock; the reader takes no lock and never makes a writer wait. The
+layout is `wire.progress`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from muro.wire.progress import (
     DROPPED,
     ENDED,
     HEADER,
+    IDLE,
     MAGIC,
     PAGE_SIZE,
     PHASE,
+    RECEIVED,
     STARTED,
+    TURN,
     VERSION,
     Progress,
     phase_bytes,
@@ -45,8 +49,18 @@ class ProgressPage:
         self._phases = 0
         self._started = 0
         self._ended = 0
+        self._ended_at = 0
+        self._ended_writes = 0
+        self._achieved = 0
         self._tokens = 0
         self._dropped = 0
+        self._turns = 0
+        self._taken = 0
+        self._messages = 0
+        self._messages_done = 0
+        self._queued = 0
+        self._ignored = 0
+        self._received_writes = 0
         self._last = Progress()
 
     @classmethod
@@ -96,16 +110,60 @@ class ProgressPage:
         self._started = n = self._started + 1
         _pack_started(self._memory, _at_started, n, n, monotonic_ns(), n)
 
-    def step_ended(self, tokens: int, running: int, waiting: int) -> None:
-        """It ended with so many new tokens; requests running and waiting now (loop thread)."""
-        self._ended = n = self._ended + 1
-        self._tokens = total = self._tokens + tokens
-        _pack_ended(self._memory, _at_ended, n, n, monotonic_ns(), total, running, waiting, n)
+    def step_ended(self, tokens: int, running: int, waiting: int, achieved: int = 0) -> None:
+        """It ended with so many new tokens; requests running and waiting now (loop thread).
+
+        `achieved` counts what all steps so far have done for requests beside putting out tokens. A step after which
+        neither number has grown was no progress.
+        """
+        self._ended += 1
+        self._ended_at = monotonic_ns()
+        self._tokens += tokens
+        self._achieved = achieved
+        self._write_ended(running, waiting)
+
+    def turns_to(self, activity: bytes, counted: int) -> None:
+        """The loop begins to do something that is no step; `counted` is 1 if it has taken a client's input for it."""
+        self._turns = n = self._turns + 1
+        self._taken = taken = self._taken + counted
+        TURN.pack_into(self._memory, TURN.offset, n, taken, monotonic_ns(), len(activity), activity, n)
+
+    def idles(self, running: int, waiting: int) -> None:
+        """The loop has nothing to do and waits for input; `running` requests are frozen or lost (loop thread)."""
+        self._write_ended(running, waiting)
+        self.turns_to(IDLE, 0)
+
+    def message_begun(self) -> None:
+        """A message was read (receiver thread)."""
+        self._messages += 1
+        self._write_received()
+
+    def message_done(self, queued: bool) -> None:
+        """It was dealt with; `queued` if that was to pass it on to the loop (receiver thread)."""
+        self._messages_done += 1
+        self._queued += queued
+        self._write_received()
 
     def frame_dropped(self) -> None:
         """A message was dropped that could be answered to nobody (receiver thread)."""
         self._dropped = n = self._dropped + 1
         DROPPED.pack_into(self._memory, DROPPED.offset, n, n, n)
+
+    def _write_ended(self, running: int, waiting: int) -> None:
+        self._ended_writes = n = self._ended_writes + 1
+        ended, at, tokens = self._ended, self._ended_at, self._tokens
+        yielded = tokens + self._achieved
+        _pack_ended(self._memory, _at_ended, n, ended, at, yielded, tokens, running, waiting, n)
+
+    def clients_ignored(self, count: int) -> None:
+        """From so many clients nothing is read at the moment (receiver thread)."""
+        self._ignored = count
+        self._write_received()
+
+    def _write_received(self) -> None:
+        self._received_writes = n = self._received_writes + 1
+        begun, done, queued, ignored = self._messages, self._messages_done, self._queued, self._ignored
+        RECEIVED.pack_into(self._memory, RECEIVED.offset, n, begun, done, queued, ignored, n)
 
     def read(self) -> Progress:
         """What the page says now; any process, also after the writer's death. Raises RemoteProtocolError."""

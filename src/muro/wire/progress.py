@@ -19,8 +19,18 @@ from muro.errors import RemoteProtocolError
 
 PAGE_SIZE: Final = 4096
 MAGIC: Final = 0x6D75726F_70616765  # "muropage"
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_PHASE_BYTES: Final = 32
+
+STARTING: Final = frozenset({"", "interpreter", "handshake", "loading", "connecting"})
+"""Phases of a start, by their first word (what follows a colon says more)."""
+SERVING: Final = "serving"
+PAUSED: Final = "paused"
+"""Nothing is generated, by request, until somebody resumes."""
+DRAINING: Final = "draining"
+STOPPING: Final = "stopping"
+IDLE: Final = b"idle"
+"""Activity of a loop that waits for input and has nothing to do."""
 
 
 class Section:
@@ -43,10 +53,16 @@ PHASE: Final = Section(64, f"dqI{MAX_PHASE_BYTES}s")
 """per cent (0 ... 100), since when (ns), length of the text, text."""
 STARTED: Final = Section(192, "Qq")
 """steps started, when the last one started (ns)."""
-ENDED: Final = Section(256, "QqQII")
-"""steps ended, when the last one ended (ns), tokens put out since the start, requests running, waiting."""
+ENDED: Final = Section(256, "QqQQII")
+"""steps ended, when the last one ended (ns), `yielded` and tokens since the start, requests running, waiting."""
 DROPPED: Final = Section(320, "Q")
 """frames that were not the protocol, dropped since the start."""
+TURN: Final = Section(384, f"QqI{MAX_PHASE_BYTES}s")
+"""events taken from the input queue, when the loop's activity began (ns), length of its name, name."""
+RECEIVED: Final = Section(512, "QQQQ")
+"""messages begun, messages done, events put into the input queue, since the start; clients that are not read from."""
+
+_SECTIONS: Final = (HEADER, PHASE, STARTED, ENDED, DROPPED, TURN, RECEIVED)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,15 +77,40 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     steps_ended: int = 0
     step_started_ns: int = 0
     step_ended_ns: int = 0
+    yielded: int = 0
+    """Grows with whatever a step achieves: tokens put out, requests ended, prompt tokens computed."""
     tokens_out: int = 0
     running: int = 0
     waiting: int = 0
     dropped_frames: int = 0
+    activity: str = ""
+    """What the loop does when it is in no step: "idle", or the input that it handles or has handled last."""
+    activity_since_ns: int = 0
+    events_taken: int = 0
+    """Inputs of clients that the loop has taken; see `events_queued`."""
+    messages_begun: int = 0
+    """Messages that the input thread has read."""
+    messages_done: int = 0
+    """Messages that it has passed on, answered or dropped."""
+    events_queued: int = 0
+    """Messages that it has passed on to the loop."""
+    ignored_clients: int = 0
+    """Clients that it does not read from, because they do not read either."""
 
     @property
     def stepping(self) -> bool:
         """Whether a step was under way."""
         return self.steps_started > self.steps_ended
+
+    @property
+    def idle(self) -> bool:
+        """Whether the loop waited for input and had nothing to do."""
+        return self.activity == "idle"
+
+    @property
+    def phase_word(self) -> str:
+        """The phase without what follows a colon."""
+        return self.phase.partition(":")[0]
 
 
 def phase_bytes(text: str) -> bytes:
@@ -80,7 +121,7 @@ def phase_bytes(text: str) -> bytes:
 def pack(progress: Progress) -> bytes:
     """A whole page that shows `progress`."""
     page = bytearray(PAGE_SIZE)
-    text = phase_bytes(progress.phase)
+    text, activity = phase_bytes(progress.phase), phase_bytes(progress.activity)
     rows: tuple[tuple[Section, tuple[int | float | bytes, ...]], ...] = (
         (HEADER, (MAGIC, VERSION, progress.pid, progress.generation, 0)),
         (PHASE, (progress.percent, progress.phase_since_ns, len(text), text)),
@@ -90,12 +131,15 @@ def pack(progress: Progress) -> bytes:
             (
                 progress.steps_ended,
                 progress.step_ended_ns,
+                progress.yielded,
                 progress.tokens_out,
                 progress.running,
                 progress.waiting,
             ),
         ),
         (DROPPED, (progress.dropped_frames,)),
+        (TURN, (progress.events_taken, progress.activity_since_ns, len(activity), activity)),
+        (RECEIVED, (progress.messages_begun, progress.messages_done, progress.events_queued, progress.ignored_clients)),
     )
     for section, values in rows:
         section.pack_into(page, section.offset, 1, *values, 1)
@@ -111,12 +155,14 @@ def unpack(page: bytes) -> Progress | None:
     if len(page) < PAGE_SIZE:
         raise RemoteProtocolError(f"progress page of {len(page)} bytes; it must have {PAGE_SIZE}")
     found = []
-    for section in (HEADER, PHASE, STARTED, ENDED, DROPPED):
+    for section in _SECTIONS:
         first, *values, last = section.unpack_from(page, section.offset)
         if first != last:
             return None
         found.append(values)
-    (magic, version, pid, generation, _), (percent, since, length, text), started, ended, (dropped,) = found
+    (magic, version, pid, generation, _), (percent, since, length, text), started, ended, (dropped,), turn, received = (
+        found
+    )
     if magic == 0 and version == 0:
         return Progress()
     if magic != MAGIC or version != VERSION:
@@ -124,15 +170,27 @@ def unpack(page: bytes) -> Progress | None:
     return Progress(
         pid=pid,
         generation=generation,
-        phase=text[: min(length, MAX_PHASE_BYTES)].decode("utf-8", "replace"),
+        phase=_text(length, text),
         percent=percent,
         phase_since_ns=since,
         steps_started=started[0],
         steps_ended=ended[0],
         step_started_ns=started[1],
         step_ended_ns=ended[1],
-        tokens_out=ended[2],
-        running=ended[3],
-        waiting=ended[4],
+        yielded=ended[2],
+        tokens_out=ended[3],
+        running=ended[4],
+        waiting=ended[5],
         dropped_frames=dropped,
+        activity=_text(turn[2], turn[3]),
+        activity_since_ns=turn[1],
+        events_taken=turn[0],
+        messages_begun=received[0],
+        messages_done=received[1],
+        events_queued=received[2],
+        ignored_clients=received[3],
     )
+
+
+def _text(length: int, raw: bytes) -> str:
+    return raw[: min(length, MAX_PHASE_BYTES)].decode("utf-8", "replace")

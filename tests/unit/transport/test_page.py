@@ -36,6 +36,39 @@ def test_what_is_written_is_read() -> None:
     reader.close()
 
 
+def test_what_the_loop_does_between_steps() -> None:
+    reader, writer = both_ends()
+    writer.step_started()
+    writer.step_ended(tokens=2, running=3, waiting=0, achieved=5)
+    writer.turns_to(b"add", 1)
+    writer.turns_to(b"wake-up", 0)
+    found = reader.read()
+    assert (found.activity, found.events_taken, found.idle) == ("wake-up", 1, False)
+    assert (found.tokens_out, found.yielded, found.running) == (2, 7, 3)
+    assert found.activity_since_ns >= found.step_ended_ns > 0
+    writer.idles(running=0, waiting=4)
+    idle = reader.read()
+    assert idle.idle and (idle.running, idle.waiting, idle.events_taken) == (0, 4, 1)
+    assert (idle.steps_ended, idle.step_ended_ns, idle.yielded) == (1, found.step_ended_ns, 7)
+    writer.close()
+    reader.close()
+
+
+def test_what_the_input_thread_has_read() -> None:
+    reader, writer = both_ends()
+    writer.message_begun()
+    writer.message_done(queued=True)
+    writer.message_begun()
+    writer.message_done(queued=False)
+    writer.message_begun()
+    found = reader.read()
+    assert (found.messages_begun, found.messages_done, found.events_queued) == (3, 2, 1)
+    writer.clients_ignored(1)
+    assert reader.read().ignored_clients == 1
+    writer.close()
+    reader.close()
+
+
 def test_an_untouched_page_says_nothing_but_its_generation() -> None:
     page = ProgressPage.create(generation=7)
     assert page.read() == Progress(generation=7)
@@ -93,7 +126,7 @@ def test_a_writer_that_stopped_half_way_leaves_the_last_good_reading() -> None:
     writer.step_started()
     writer.step_ended(1, 1, 0)
     good = reader.read()
-    ENDED.pack_into(writer._memory, ENDED.offset, 9, 9, 9, 9, 9, 9, 8)
+    ENDED.pack_into(writer._memory, ENDED.offset, 9, 9, 9, 9, 9, 9, 9, 8)
     assert reader.read() == good
     writer.close()
     reader.close()
