@@ -20,10 +20,7 @@ from numpy.typing import NDArray
 from muro.core.request import Request
 from muro.core.sampling import Sampling
 from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
-from muro.wire.request import EngineCoreRequest, RepetitionDetection, SamplingParams
-
-RESUMED_TOKENS = "muro_resumed_tokens"
-"""Key of `extra_args`: how many tokens at the end of the prompt are output of an earlier attempt."""
+from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, RepetitionDetection, SamplingParams
 
 HONOURED = frozenset(
     {

@@ -45,6 +45,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     supported_tasks: tuple[str, ...] = ("generate",)
     lockstep: bool = False
     understands_resumed_tokens: bool = False
+    """Whether everything that looks at the output so far honours `extra_args["muro_resumed_tokens"]`, so that a reader
+    cannot tell where a request was continued (see `wire.request.RESUMED_TOKENS`)."""
 
 
 class StepResult(msgspec.Struct):

@@ -16,6 +16,13 @@ from muro.wire.arrays import Tensor
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
+RESUMED_TOKENS = "muro_resumed_tokens"
+"""Key of `SamplingParams.extra_args`: how many tokens at the end of the prompt are output of an earlier attempt.
+
+They count as output: positions, limits and everything that looks at the output so far goes on behind them. An engine
+that understands this says so by the feature of the same name in its ready response.
+"""
+
 
 class OutputKind(enum.IntEnum):
     """What a front-end hands to its reader; engines always send deltas."""

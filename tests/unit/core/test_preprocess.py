@@ -7,11 +7,12 @@ import math
 import msgspec
 import pytest
 
-from muro.core.preprocess import HONOURED, LEFT_TO_OTHERS, REFUSED, RESUMED_TOKENS, Bounds, preprocess
+from muro.core.preprocess import HONOURED, LEFT_TO_OTHERS, REFUSED, Bounds, preprocess
 from muro.core.request import Request
 from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from muro.wire.arrays import Tensor
 from muro.wire.request import (
+    RESUMED_TOKENS,
     EngineCoreRequest,
     LoRARequest,
     MultiModalFeature,

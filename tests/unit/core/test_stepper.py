@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from muro.core.executor import ExecutorInfo
 from muro.core.plan import ModelRunnerOutput, SchedulerOutput
-from muro.core.preprocess import RESUMED_TOKENS
 from muro.core.scheduler import SchedulerConfig
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import EngineCore
 from muro.errors import InternalError, PromptTooLongError, RequestFailedError
 from muro.testing.hashing import HashingExecutor
 from muro.wire.output import EngineCoreOutput, FinishReason
-from muro.wire.request import EngineCoreRequest, SamplingParams
+from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, SamplingParams
 
 VOCAB = 24
 MAX_LEN = 30
