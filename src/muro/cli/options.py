@@ -32,7 +32,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine: Annotated[
         str | None,
         typer.Option(
-            help="What runs the model: a built-in name (openvino, echo, paced), module:factory, or path.py:factory. "
+            help="What runs the model: a built-in name (openvino, echo, sim), module:factory, or path.py:factory. "
             "Default: openvino. An engine that needs no model is served with a byte-level tokenizer.",
             rich_help_panel=_ENGINE,
         ),
@@ -40,6 +40,14 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine_option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An option of the engine; may be repeated.", rich_help_panel=_ENGINE),
+    ] = None
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PLACE:]KIND[=ARGUMENT][@CONDITION,...]",
+            help="Of the simulator (--engine sim): what goes wrong, and when, as in hang@time=30; may be repeated.",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None
     tokenizer: Annotated[
         str | None, typer.Option(help="Directory with tokenizer.json, if not the model's.", rich_help_panel=_ENGINE)
@@ -166,6 +174,8 @@ def engine_options(options: ServeOptions) -> dict[str, Any]:
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if (value := getattr(options, name)) is not None:
             given[name] = value
+    if options.fault:
+        given["fault"] = options.fault
     return given
 
 

@@ -27,6 +27,7 @@ BUILT_IN = {
     "openvino": "muro.engines.openvino.engine:create_engine",
     "paced": "muro.testing.paced:PacedEngine",
     "faulty": "muro.testing.faulty:FaultyEngine",
+    "sim": "muro.engines.sim.engine:create_engine",
 }
 """Engines that have a short name."""
 

@@ -2,7 +2,8 @@
 
 A fault is written `place:kind` or `place:kind=argument`:
 
-    place  construct, loading, preprocess, add, step, output, operation, shutdown
+    place  construct, loading, preprocess, add, step, output, operation, shutdown,
+           idle (whether or not there is work; the simulator only)
     kind   raise       raise an ordinary exception
            refuse      raise a RequestError that names its request
            signal=N    kill the process by signal N, or by name (SIGKILL, SIGSEGV, SIGABRT ...)
@@ -31,7 +32,7 @@ import msgspec
 
 from muro.errors import ConfigError, InvalidRequestError
 
-PLACES = ("construct", "loading", "preprocess", "add", "step", "output", "operation", "shutdown")
+PLACES = ("construct", "loading", "preprocess", "add", "step", "output", "operation", "shutdown", "idle")
 KINDS = ("raise", "refuse", "signal", "exit", "hang", "hang_lock", "spin", "sleep", "thread", "executor", "garble")
 
 

@@ -35,6 +35,7 @@ def test_a_field_is_a_flag_with_its_default_and_its_help() -> None:
 def test_options_of_the_engine() -> None:
     options = ServeOptions(engine_option=["step-ms=20", "path=a=b"], max_num_seqs=4)
     assert engine_options(options) == {"step_ms": "20", "path": "a=b", "max_num_seqs": 4}
+    assert engine_options(ServeOptions(fault=["hang"])) == {"fault": ["hang"]}
 
 
 @pytest.mark.parametrize("text", ["x", "=1", ""])

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from muro.errors import InvalidRequestError, UnsupportedOptionError
+from muro.server.deadlines import Timeouts
 from muro.wire.request import Int64, SamplingParams, TokenId
 
 MAX_CHOICES = 1024
@@ -69,7 +70,8 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerationOptions(msgspec.Struct, kw_only=True):
-    """The options that both routes take; each route's request adds its own fields."""
+    """The options that both routes take; each route's request adds its own fields. `timeouts` is our addition, and
+    `vllm_xargs` vLLM's: options that only the engine knows."""
 
     model: str = ""
     stream: bool = False
@@ -87,6 +89,8 @@ class GenerationOptions(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    timeouts: Timeouts | None = None
+    vllm_xargs: dict[str, str | Int64 | float | bool] | None = None
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -103,7 +107,7 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None, defaults
     How to sample comes from `defaults` where the options do not say it.
 
     Raises:
-        InvalidRequestError: more tokens are asked for at least than at most.
+        InvalidRequestError: more tokens are asked for at least than at most, or `vllm_xargs` names a key of ours.
     """
     if max_tokens is not None and options.min_tokens > max_tokens:
         what = f"min_tokens is {options.min_tokens}, but at most {max_tokens} tokens are asked for"
@@ -122,7 +126,16 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None, defaults
         min_tokens=options.min_tokens,
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
+        extra_args=_extra_args(options),
     )
+
+
+def _extra_args(options: GenerationOptions) -> dict[str, Any] | None:
+    """What only the engine knows: vLLM's `vllm_xargs`. Keys of our own are not for callers: the server sets them."""
+    for name in options.vllm_xargs or ():
+        if name.startswith("muro_"):
+            raise InvalidRequestError(f"vllm_xargs cannot set {name!r}", param="vllm_xargs")
+    return dict(options.vllm_xargs) if options.vllm_xargs else None
 
 
 def _first(given: N | None, default: N) -> N:

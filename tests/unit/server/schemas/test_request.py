@@ -49,6 +49,16 @@ def test_all_options_of_the_sampler_arrive(kind: type[GenerationOptions]) -> Non
 
 
 @both
+def test_what_only_the_engine_knows_is_handed_on(kind: type[GenerationOptions]) -> None:
+    given: dict[str, Any] = {"fault": "step:raise", "level": 2, "part": 0.5, "on": True}
+    assert sampling_params(decode(kind, vllm_xargs=given), None, SamplingParams()).extra_args == given
+    assert sampling_params(decode(kind, vllm_xargs={}), None, SamplingParams()).extra_args is None
+    with pytest.raises(InvalidRequestError, match="muro_resumed_tokens") as caught:
+        sampling_params(decode(kind, vllm_xargs={"muro_resumed_tokens": 1}), None, SamplingParams())
+    assert caught.value.param == "vllm_xargs"
+
+
+@both
 def test_null_means_not_given(kind: type[GenerationOptions]) -> None:
     names = [name for name in kind.__struct_fields__ if name not in REQUIRED[kind]]
     assert decode(kind, **dict.fromkeys(names)) == decode(kind)
