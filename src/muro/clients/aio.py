@@ -24,7 +24,7 @@ from muro.clients.aio_stream import AsyncStream, Feed
 from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import LAST_OUTPUTS_GRACE, NOTICE_PATIENCE, Link
-from muro.clients.session import Attempt, Message, Session, StatsListener, unreachable
+from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable, unreachable
 from muro.clients.status import engine_statuses
 from muro.clients.weak import weakly
 from muro.errors import CallTimeoutError, UsageError
@@ -234,7 +234,11 @@ class AsyncMPClient:
         if isinstance(message, Marker):
             self._on_notice()
             return
-        self._session.receive(message)
+        if isinstance(message, Unreadable):
+            for word in self._session.refuse(message):
+                self._link.send(word)
+        else:
+            self._session.receive(message)
         if self._batch_readers:
             self._wake_batch_readers(1)
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from muro.clients.doors import Doors
+from muro.clients.session import Message, Unreadable
 from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
 from muro.ids import EngineRank, Generation
 from muro.launch.shutdown import stop
@@ -28,7 +29,6 @@ from muro.wire.output import EngineCoreOutputs
 from muro.wire.releases import Layout
 
 if TYPE_CHECKING:
-    from muro.clients.session import Message
     from muro.launch.spawn import Child
     from muro.wire.progress import Progress
 
@@ -79,7 +79,7 @@ class Link:
         """Send to an engine; False if it is not connected (any more), or was told to stop."""
         return not self._stopped and send_nowait(self._doors.inputs, message)
 
-    def decode(self, frames: list[Frame]) -> EngineCoreOutputs | Marker | None:
+    def decode(self, frames: list[Frame]) -> EngineCoreOutputs | Unreadable | Marker | None:
         """A message, or the announcement of a death.
 
         Never raises for what a peer sent. What is not the protocol is counted, and ends the requests that it
@@ -91,7 +91,8 @@ class Link:
             self.dropped_messages += 1
             if self.dropped_messages & (self.dropped_messages - 1) == 0:  # 1, 2, 4, 8 ...: a flood stays readable
                 log.warning("dropped %d messages that are not the protocol; the last: %s", self.dropped_messages, error)
-            return self._decoder.salvage(frames, error)
+            ends = self._decoder.salvage(frames, error)
+            return None if ends is None else Unreadable(ends)
 
     def announced(self) -> EngineDied | None:
         """Who has announced its death, with the cause; None as long as that is not known.

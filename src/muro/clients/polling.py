@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from muro.clients.link import LAST_OUTPUTS_GRACE, NOTICE_PATIENCE, Link
+from muro.clients.session import Unreadable
 from muro.launch.supervisor import EngineDied
 from muro.transport.pump import Pump
 from muro.transport.sockets import receive_nowait
@@ -18,7 +19,7 @@ from muro.transport.wakeup import Wakeup
 from muro.wire.codec import Marker
 from muro.wire.output import EngineCoreOutputs
 
-News = EngineCoreOutputs | EngineDied
+News = EngineCoreOutputs | Unreadable | EngineDied
 
 _LONGEST_POLL = 3600.0
 

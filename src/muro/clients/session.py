@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from muro.clients.calls import PendingCall, PendingCalls
 from muro.clients.engine import KnownEngine
 from muro.clients.interface import OutputBatch
@@ -62,6 +64,12 @@ class Sink(Protocol):
     def put(self, output: EngineCoreOutput) -> None: ...
 
     def fail(self, error: MuroError) -> None: ...
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """A message that is not the protocol, and the ends of those requests in it that can be told."""
+
+    ends: EngineCoreOutputs
 
 
 class Attempt:
@@ -243,6 +251,17 @@ class Session:
             if output.finish_reason is not None:
                 self._forget(attempt)
             attempt.sink.put(output)  # type: ignore[union-attr]  # only batches go without sinks
+
+    def refuse(self, message: Unreadable) -> list[Message]:
+        """End the requests of a message that cannot be read; returns what to tell their engine.
+
+        It would compute on: it does not know that its words are lost.
+        """
+        outputs = message.ends.outputs
+        live = [self._live[output.request_id] for output in outputs if output.request_id in self._live]
+        messages = self._abort_messages(live)
+        self.receive(message.ends)
+        return messages
 
     def take_batch(self) -> OutputBatch | None:
         """The next batch, or None. Raises UsageError if the client is read with `generate`."""

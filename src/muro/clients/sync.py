@@ -19,14 +19,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from muro.clients.calls import PendingCall
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.seat import Seat, Waiter
-from muro.clients.session import Attempt, Message, Session, StatsListener, unreachable
+from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable, unreachable
 from muro.clients.status import Watched, engine_statuses
 from muro.clients.sync_stream import Feed, SyncStream
 from muro.errors import CallTimeoutError, UsageError
@@ -63,7 +63,7 @@ class NewsSource(Protocol):
 
     def wait(self, timeout: float | None) -> bool: ...
 
-    def take(self) -> list[EngineCoreOutputs | EngineDied]: ...
+    def take(self) -> Sequence[EngineCoreOutputs | Unreadable | EngineDied]: ...
 
     def interrupt(self) -> None: ...
 
@@ -255,6 +255,8 @@ class ThreadsClient:
                 for item in news:
                     if isinstance(item, EngineDied):
                         self._died(item)
+                    elif isinstance(item, Unreadable):
+                        self._send_all(self._session.refuse(item))
                     else:
                         self._session.receive(item)
                 if self._batch_readers and self._session.has_batches:

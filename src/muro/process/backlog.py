@@ -2,20 +2,24 @@
 
 While a client's bytes in flight are over the limit its messages are held here and made smaller: statistics are
 dropped first, then the deltas of each request are merged into one, whatever the number of steps. If even that
-grows over the limit, the client's requests are given up: their tokens are dropped and each ends with ABORT.
+grows over the limit, the client's requests are given up: their tokens are dropped and each ends with ABORT; and
+of the answers that wait only the news remains that they are lost.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
 from muro.engine.events import Routed
 from muro.wire.arrays import Tensor
-from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, Logprobs
+from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, Logprobs, UtilityOutput
 
 OUTPUT_BYTES = 64
 """Assumed size of one output beside its tokens."""
 TOKEN_BYTES = 4
+LOST_ANSWER = "the answer was given up: this front-end did not read what the engine sent"
 
 
 class Backlog:
@@ -38,7 +42,7 @@ class Backlog:
         self._latest = routed
         if message.utility_output is not None or message.wave_complete is not None or message.start_wave is not None:
             self._apart.append(routed)
-            self.size += OUTPUT_BYTES
+            self.size += OUTPUT_BYTES + _weight(message.utility_output)
             return
         self._finished += message.finished_requests or ()
         for output in message.outputs:
@@ -61,13 +65,20 @@ class Backlog:
         return taken
 
     def give_up(self) -> list[str]:
-        """Drop all tokens; every request held here ends with ABORT, unless it had ended. Returns their ids."""
+        """Drop all tokens and answers; every request held here ends with ABORT, unless it had ended.
+
+        Returns the ids of those that had not.
+        """
         given_up = []
         for request_id, output in self._outputs.items():
             if output.finish_reason is None:
                 given_up.append(request_id)
             reason = output.finish_reason if output.finish_reason is not None else FinishReason.ABORT
             self._outputs[request_id] = EngineCoreOutput(request_id, [], finish_reason=reason)
+        for routed in self._apart:
+            answer = routed.message.utility_output
+            if answer is not None and answer.failure_message is None:
+                routed.message.utility_output = UtilityOutput(answer.call_id, LOST_ANSWER, None)
         self.size = OUTPUT_BYTES * (len(self._outputs) + len(self._apart))
         return given_up
 
@@ -109,3 +120,23 @@ def _join_logprobs(held: Logprobs | None, new: Logprobs | None) -> Logprobs | No
 def _join(held: Tensor, new: Tensor) -> Tensor:
     """Concatenate along the first axis; all else is equal for the outputs of one request."""
     return Tensor(held.dtype, [held.shape[0] + new.shape[0], *held.shape[1:]], bytes(held.data) + bytes(new.data))
+
+
+def _weight(value: Any) -> int:
+    """About how many bytes an answer has: its texts and buffers, and eight for everything else."""
+    total, left = 0, [value]
+    while left:
+        item = left.pop()
+        match item:
+            case bytes() | bytearray() | str():
+                total += len(item)
+            case dict():
+                left += item.keys()
+                left += item.values()
+            case list() | tuple() | set() | frozenset():
+                left += item
+            case msgspec.Struct():
+                left += (getattr(item, name) for name in item.__struct_fields__)
+            case _:
+                total += getattr(item, "nbytes", 8)
+    return total

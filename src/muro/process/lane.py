@@ -4,14 +4,17 @@ Used by the sender thread alone. What cannot be encoded costs the request or the
 request ends with ERROR and is aborted in the engine, the caller of an operation is told method and type.
 The engine goes on for a while with requests that were ended here; what it says about them is dropped until the
 host has settled them, so that nothing follows a final output.
+
+A client that has not even read what was left after that is not read from either, until it has.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
+from muro.engine.endings import failed_output
 from muro.engine.events import GivenUp, Routed
-from muro.engine.host import failed_output
 from muro.errors import LocalProtocolError, RequestFailedError
 from muro.ids import ClientIndex
 from muro.process.backlog import Backlog
@@ -32,6 +35,7 @@ class Lane:
     """Sends to one client.
 
     Args:
+        ignore: stop reading from this client, or go on.
         limit: bytes in flight from which on messages are held and merged; the same again held, and the
             client's requests are given up.
         largest: bytes of one frame, over which the client's socket would drop the connection.
@@ -46,6 +50,7 @@ class Lane:
         in_flight: InFlight,
         pool: BufferPool,
         inbox: InputQueue,
+        ignore: Callable[[bool], None],
         limit: int,
         largest: int,
     ) -> None:
@@ -55,10 +60,12 @@ class Lane:
         self._in_flight = in_flight
         self._pool = pool
         self._inbox = inbox
+        self._ignore = ignore
         self._limit = limit
         self._largest = largest
         self._backlog = Backlog()
         self._ended: set[str] = set()
+        self._ignored = False
         self._layout: Layout | None = None
         self._encoder: OutputEncoder | None = None
 
@@ -85,6 +92,9 @@ class Lane:
         """Send what was held, whatever is in flight."""
         for routed in self._backlog.take():
             self._encode(routed)
+        if self._ignored:
+            self._ignored = False
+            self._ignore(False)
 
     def send_death(self) -> None:
         """The last word of an engine that failed."""
@@ -94,7 +104,10 @@ class Lane:
     def _hold(self, routed: Routed) -> None:
         self._backlog.add(routed)
         if self._backlog.size > self._limit:
-            log.warning("client %d does not read its outputs; its requests are given up", self._client)
+            if not self._ignored:
+                log.warning("client %d does not read its outputs; its requests are given up", self._client)
+                self._ignored = True
+                self._ignore(True)
             self._give_up(self._backlog.give_up(), everything=True)
 
     def _give_up(self, request_ids: list[str], *, everything: bool = False) -> None:

@@ -21,6 +21,7 @@ from muro.engine.host import EngineHost
 from muro.engine.interface import EngineCore, EngineInfo, Report
 from muro.errors import InternalError, StartupError
 from muro.ids import EngineRank
+from muro.process.attention import Attention
 from muro.process.join import Join
 from muro.process.lifecycle import Lifecycle, State, Step
 from muro.process.loop import BusyLoop
@@ -34,6 +35,7 @@ from muro.transport.pump import Pump
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
 from muro.wire.handshake import Features, Init, ReadyResponse
+from muro.wire.request import RESUMED_TOKENS
 
 READY_STEP_MS = 10_000
 """Milliseconds between two looks at the receiver while the coordinator's gate is closed and nothing is heard."""
@@ -61,6 +63,7 @@ class EngineCoreProc:
         self._inbox = InputQueue()
         self._outbox: OutputQueue = OutputQueue()
         self._stop = Wakeup()
+        self._attention: Attention | None = None
         self._stop_requested = False
         self._lifecycle = Lifecycle()
         self._join: Join | None = None
@@ -143,7 +146,8 @@ class EngineCoreProc:
             if self._loop is not None and self._lifecycle.state is State.STOPPED:
                 self._loop.reject_rest()
             self._outbox.put(Control.END)
-            self._sender.join(FLUSH_TIMEOUT)
+            if self._sender.join(FLUSH_TIMEOUT) and self._attention is not None:
+                self._attention.news.close()  # nobody can be inside its `set` any more
         if self._join is not None:
             self._join.close()
         self._stop.close()
@@ -177,6 +181,8 @@ class EngineCoreProc:
             post_late=self._post_late,
             log_stats=config.log_stats,
         )
+        attention = self._attention = Attention(len(addresses.inputs))
+        attention.news.open()
         peers = PeerLayouts(len(addresses.outputs), config.peer_release, ours=init.muro is not None)
         self._loop = BusyLoop(
             host,
@@ -193,6 +199,7 @@ class EngineCoreProc:
             peers=peers,
             inbox=self._inbox,
             outbox=self._outbox,
+            attention=attention,
             limits=config.limits,
         )
         receiver = self._receiver = Receiver(
@@ -204,8 +211,9 @@ class EngineCoreProc:
             peers=peers,
             inbox=self._inbox,
             outbox=self._outbox,
+            attention=attention,
             limits=config.limits,
-            count_drop=self._page.frame_dropped,
+            page=self._page,
         )
         self._sender.start()
         receiver.start()
@@ -243,5 +251,9 @@ def ready_response(info: EngineInfo, init: Init) -> ReadyResponse:
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
         instance_id=f"muro-{os.getpid()}",
-        muro=Features(version("muro")) if init.muro is not None else None,
+        muro=_features(info) if init.muro is not None else None,
     )
+
+
+def _features(info: EngineInfo) -> Features:
+    return Features(version("muro"), [RESUMED_TOKENS] if info.understands_resumed_tokens else [])

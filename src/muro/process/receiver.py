@@ -6,6 +6,7 @@ Invariants:
 - Decodes, admits, and calls only `host.prepare` of the engine. What fails here costs one message: a request
   that can be identified is answered with ERROR, the rest is counted and dropped.
 - What is too large is refused from its first bytes: reading it would hold up everybody else.
+- From a client that is ignored nothing is read; what it sends stays with it.
 - Asked to stop, it first reads what has arrived already: the end of the process answers it.
 - If it ends by an error, the loop hears of it as an event and the engine fails; it never ends silently.
 """
@@ -16,15 +17,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from muro.config import Limits
 from muro.engine.admission import Admission
-from muro.engine.events import Abort, Add, Call, ExecutorFailed, StartWave
-from muro.engine.host import EngineHost, prompt_too_long
+from muro.engine.checks import prompt_too_long
+from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, StartWave
+from muro.engine.host import EngineHost
 from muro.errors import BodyTooLargeError, InternalError, InvalidRequestError, RequestError
 from muro.ids import ClientIndex
+from muro.process.attention import Attention
 from muro.process.peers import PeerLayouts
 from muro.process.queues import InputQueue, OutputQueue
+from muro.transport.page import ProgressPage
 from muro.transport.pump import Pump
 from muro.transport.sockets import Frame, Socket, close, connect_dealer, connect_xsub, receive_nowait, send_nowait
 from muro.transport.wakeup import Wakeup
@@ -36,6 +41,9 @@ from muro.wire.request import EngineCoreRequest
 
 LAST_LOOK = 0.5
 """Seconds that reading what has arrived already may take when the thread is asked to stop."""
+
+MESSAGES_WAITING = 4096
+"""Messages of one client that wait here to be read; the others wait at the client."""
 
 GLANCE_BYTES = 1 << 20
 """Size of a message from which on its beginning is looked at before it is read."""
@@ -57,8 +65,9 @@ class Receiver:
         peers: PeerLayouts,
         inbox: InputQueue,
         outbox: OutputQueue,
+        attention: Attention,
         limits: Limits,
-        count_drop: Callable[[], None],
+        page: ProgressPage,
     ) -> None:
         self._addresses = addresses
         self._identity = identity
@@ -68,8 +77,10 @@ class Receiver:
         self._peers = peers
         self._inbox = inbox
         self._outbox = outbox
+        self._attention = attention
         self._limits = limits
-        self._count_drop = count_drop
+        self._page = page
+        self._queued = 0
         self._glance = min(GLANCE_BYTES, limits.max_message_bytes)
         self._decoder = RequestDecoder()
         self._stop = Wakeup()
@@ -119,10 +130,18 @@ class Receiver:
     def _serve(self, sockets: list[Socket]) -> None:
         pump = Pump()
         pump.add(self._stop.fileno(), lambda: None)  # ends the poll; `_stopped` says why
+        readers: dict[ClientIndex, tuple[Socket, Callable[[], None]]] = {}
         for index, address in enumerate(self._addresses.inputs):
-            socket = connect_dealer(address, self._identity, max_bytes=4 * self._limits.max_message_bytes)
+            socket = connect_dealer(
+                address,
+                self._identity,
+                max_bytes=4 * self._limits.max_message_bytes,
+                receive_limit=MESSAGES_WAITING,
+            )
             sockets.append(socket)
-            pump.add(socket, self._reader(socket, ClientIndex(index)))
+            readers[ClientIndex(index)] = socket, self._reader(socket, ClientIndex(index))
+            pump.add(*readers[ClientIndex(index)])
+        pump.add(self._attention.news.fileno(), partial(self._attend, pump, readers))
         gate = None
         if self._addresses.coordinator_input is not None:
             gate = connect_xsub(self._addresses.coordinator_input, self._identity)
@@ -141,6 +160,16 @@ class Receiver:
         end = time.monotonic() + LAST_LOOK
         while pump.poll(0) and time.monotonic() < end:
             pass
+
+    def _attend(self, pump: Pump, readers: dict[ClientIndex, tuple[Socket, Callable[[], None]]]) -> None:
+        """Read from those clients that are not ignored."""
+        self._attention.news.clear()
+        for client, (socket, read) in readers.items():
+            if self._attention.ignores(client):
+                pump.remove(socket)
+            else:
+                pump.add(socket, read)
+        self._page.clients_ignored(sum(map(self._attention.ignores, readers)))
 
     def _open(self) -> None:
         self.ready = True
@@ -166,6 +195,12 @@ class Receiver:
         return read
 
     def _take(self, origin: ClientIndex, frames: Sequence[Frame]) -> None:
+        """Deal with one message; the page says that it is being done, should it hang."""
+        self._page.message_begun()
+        self._handle(origin, frames)
+        self._page.message_done(self._queued)
+
+    def _handle(self, origin: ClientIndex, frames: Sequence[Frame]) -> None:
         size = sum(map(len, frames))
         if size > self._glance and self._refuse_unread(origin, frames, size):
             return
@@ -181,12 +216,12 @@ class Receiver:
             case AbortRequest():
                 event = Abort(origin, message.request_ids)
                 self._host.abort_soon(event)
-                self._inbox.put(event)
+                self._pass_on(event)
             case UtilityRequest():
                 client = self._client(message.client_index, origin)
-                self._inbox.put(Call(client, message.call_id, message.method, message.args))
+                self._pass_on(Call(client, message.call_id, message.method, message.args))
             case StartDPWave():
-                self._inbox.put(StartWave(message.wave, message.exclude))
+                self._pass_on(StartWave(message.wave, message.exclude))
 
     def _add(self, origin: ClientIndex, request: EngineCoreRequest, size: int) -> None:
         client = self._client(request.client_index, origin)
@@ -201,7 +236,11 @@ class Receiver:
             self._reject(client, request.request_id, error)
             return
         self._admission.admit(size)
-        self._inbox.put(Add(client, origin, request.request_id, request.current_wave, prepared, size))
+        self._pass_on(Add(client, origin, request.request_id, request.current_wave, prepared, size))
+
+    def _pass_on(self, event: Event) -> None:
+        self._queued += 1
+        self._inbox.put(event)
 
     def _refuse_unread(self, origin: ClientIndex, frames: Sequence[Frame], size: int) -> bool:
         """Refuse a message that is too large, or whose prompt is; whether it was refused."""
@@ -229,7 +268,7 @@ class Receiver:
             event = Call(self._client(client_index, origin), call_id, method, [])
             self._outbox.put([self._host.failed_call(event, error)])
         else:
-            self._count_drop()
+            self._page.frame_dropped()
 
     def _reject(self, client: ClientIndex, request_id: str, error: Exception) -> None:
         self._outbox.put([self._host.rejection(client, request_id, error)])

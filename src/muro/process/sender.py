@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from queue import Empty
 
 from muro.config import Limits
 from muro.engine.events import ExecutorFailed, Routed
 from muro.errors import InternalError
 from muro.ids import COORDINATOR, ClientIndex
+from muro.process.attention import Attention
 from muro.process.lane import Lane
 from muro.process.peers import PeerLayouts
 from muro.process.queues import Control, InputQueue, OutputQueue
@@ -42,12 +44,14 @@ class Sender:
         peers: PeerLayouts,
         inbox: InputQueue,
         outbox: OutputQueue,
+        attention: Attention,
         limits: Limits,
     ) -> None:
         self._addresses = addresses
         self._peers = peers
         self._inbox = inbox
         self._outbox = outbox
+        self._attention = attention
         self._limits = limits
         self._thread = threading.Thread(target=self._run, name="muro-sender", daemon=True)
 
@@ -96,6 +100,7 @@ class Sender:
             in_flight=in_flight,
             pool=pool,
             inbox=self._inbox,
+            ignore=partial(self._attention.ignore, client),
             limit=self._limits.max_bytes_in_flight,
             largest=self._limits.max_message_bytes,
         )

@@ -1,10 +1,13 @@
 """Sockets: the one place where they are made and where their options are set (protocol section 2).
 
-Nothing here blocks but `flush`. Every queue of libzmq is unlimited (high-water mark 0): who sends too much is
+Nothing here blocks but `flush`. Sending queues of libzmq are unlimited (high-water mark 0): who sends too much is
 the business of admission (towards an engine) and of `transport.inflight` (towards a client), not of a send
-that blocks. Two choices differ from vLLM's and are invisible to a peer: our ROUTERs are *mandatory*, so a
-message to an identity that is not connected is refused instead of lost; and no kernel buffers are enlarged,
-because what lies in them cannot be counted.
+that blocks. Receiving queues can be limited, for each connection: what is over the limit stays with its sender, so
+a socket that is read slowly, or by nobody any more, costs no memory however much strangers send.
+
+Two choices differ from vLLM's and are invisible to a peer: our ROUTERs are *mandatory*, so a message to an identity
+that is not connected is refused instead of lost; and no kernel buffers are enlarged, because what lies in them
+cannot be counted.
 
 A socket belongs to one thread at a time. Handing it over needs a full barrier (a queue, a join).
 """
@@ -81,27 +84,36 @@ def flush(timeout: float) -> bool:
     return True
 
 
-def bind_router(address: str, *, handover: bool = False, linger_ms: int = 0, max_bytes: int | None = None) -> Socket:
+def bind_router(
+    address: str,
+    *,
+    handover: bool = False,
+    linger_ms: int = 0,
+    max_bytes: int | None = None,
+    receive_limit: int = 0,
+) -> Socket:
     """A ROUTER: the handshake socket, or one front-end's input socket.
 
     Args:
         address: see `endpoint.ipc_endpoint` and `endpoint.tcp_endpoint`.
-        handover: whether a new peer takes over an identity whose old connection still lives.
+        handover: whether a new peer takes over an identity whose old connection still lives. Anybody who can reach
+            the socket may then take an engine's place.
         linger_ms: how long messages that were not yet sent live on after `close`.
         max_bytes: a peer that sends a larger frame is disconnected.
+        receive_limit: messages of one peer that wait here to be read; 0 for any number.
 
     Raises:
         ConfigError: the address cannot be bound.
     """
-    socket = _socket(zmq.ROUTER, linger_ms, max_bytes)
+    socket = _socket(zmq.ROUTER, linger_ms, max_bytes, receive_limit)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, int(handover))
     return _bind(socket, address)
 
 
-def bind_pull(address: str, *, max_bytes: int | None = None) -> Socket:
+def bind_pull(address: str, *, max_bytes: int | None = None, receive_limit: int = 0) -> Socket:
     """A PULL: one front-end's output socket, or the coordinator's. Raises ConfigError."""
-    return _bind(_socket(zmq.PULL, 0, max_bytes), address)
+    return _bind(_socket(zmq.PULL, 0, max_bytes, receive_limit), address)
 
 
 def bind_xpub(address: str, *, verbose: bool = True, linger_ms: int = 0) -> Socket:
@@ -112,10 +124,15 @@ def bind_xpub(address: str, *, verbose: bool = True, linger_ms: int = 0) -> Sock
 
 
 def connect_dealer(
-    address: str, identity: bytes, *, linger_ms: int = HANDSHAKE_LINGER_MS, max_bytes: int | None = None
+    address: str,
+    identity: bytes,
+    *,
+    linger_ms: int = HANDSHAKE_LINGER_MS,
+    max_bytes: int | None = None,
+    receive_limit: int = 0,
 ) -> Socket:
     """A DEALER that carries an engine's identity. Raises ConfigError if the address makes no sense."""
-    socket = _socket(zmq.DEALER, linger_ms, max_bytes)
+    socket = _socket(zmq.DEALER, linger_ms, max_bytes, receive_limit)
     socket.setsockopt(zmq.ROUTING_ID, identity)
     return _connect(socket, address)
 
@@ -185,12 +202,14 @@ def close(socket: Socket, linger_ms: int | None = None) -> None:
     socket.close(linger_ms)
 
 
-def _socket(kind: int, linger_ms: int, max_bytes: int | None, *, unlimited: bool = True) -> Socket:
+def _socket(
+    kind: int, linger_ms: int, max_bytes: int | None, receive_limit: int = 0, *, unlimited: bool = True
+) -> Socket:
     socket = context().socket(kind)
     socket.setsockopt(zmq.LINGER, linger_ms)
     if unlimited:
         socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, receive_limit)
     if max_bytes is not None:
         socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
     return socket

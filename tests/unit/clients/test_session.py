@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muro.clients.engine import KnownEngine
-from muro.clients.session import MAX_REQUEST_ID, Message, Session
+from muro.clients.session import MAX_REQUEST_ID, Message, Session, Unreadable
 from muro.errors import (
     ClientClosedError,
     EngineDeadError,
@@ -85,6 +85,18 @@ def test_a_request_travels_under_an_id_of_its_own_and_comes_back_under_its_calle
     session.receive(outputs(output(sent.request_id, 2, finish=STOP)))
     assert [(o.request_id, o.new_token_ids) for o in sink.outputs] == [("mine", [1]), ("mine", [2])]
     assert sink.endings == 1 and len(session) == 0 and session.late_outputs == 1
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_engine_whose_words_cannot_be_read_need_not_go_on(batched: bool) -> None:
+    session, sink = new_session(), Sink()
+    sent, other = (add(session, i, None if batched else sink) for i in ("a", "b"))
+    lost = outputs(output(sent.request_id, finish=FinishReason.ERROR), output("stranger", finish=FinishReason.ERROR))
+    [message] = session.refuse(Unreadable(lost))
+    assert read(message) == (0, AbortRequest([sent.request_id]))
+    ended = batches(session) if batched else sink.outputs
+    assert [(o.request_id, o.finish_reason) for o in ended] == [("a", FinishReason.ERROR)]
+    assert session.refuse(Unreadable(lost)) == [] and len(session) == 1 and other.request_id
 
 
 def test_the_callers_request_is_left_alone() -> None:

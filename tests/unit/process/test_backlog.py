@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from muro.engine.events import Routed
 from muro.ids import ClientIndex
-from muro.process.backlog import OUTPUT_BYTES, TOKEN_BYTES, Backlog
+from muro.process.backlog import LOST_ANSWER, OUTPUT_BYTES, TOKEN_BYTES, Backlog
 from muro.wire.arrays import Tensor
 from muro.wire.output import (
     EngineCoreEvent,
@@ -174,6 +174,17 @@ def test_the_size_follows_what_is_held() -> None:
     assert backlog.size == OUTPUT_BYTES + 3 * TOKEN_BYTES
     backlog.add(message(EngineCoreOutput("b", [1], new_logprobs=logprobs(1))))
     assert backlog.size == 2 * OUTPUT_BYTES + 4 * TOKEN_BYTES + (16 + 8 + 4)
+
+
+def test_answers_weigh_what_they_hold_until_they_are_given_up() -> None:
+    backlog = Backlog()
+    value = {"text": ["x" * 1000, b"y" * 500, memoryview(bytes(300))], "number": (1, 2.5, None)}
+    parts = EngineCoreOutputs(utility_output=UtilityOutput(4, None, [None, value]))
+    backlog.add(Routed(C1, parts, method="m"))
+    assert 1800 < backlog.size < 1800 + 3 * OUTPUT_BYTES
+    assert backlog.give_up() == [] and backlog.size == OUTPUT_BYTES
+    (routed,) = backlog.take()
+    assert routed.message.utility_output == UtilityOutput(4, LOST_ANSWER, None)
 
 
 def test_given_up_requests_end_with_abort_and_the_others_as_they_did() -> None:

@@ -40,6 +40,7 @@ class Rig:
         self.in_flight = InFlight(limit, self.pool)
         self.inbox = InputQueue()
         self.peers = PeerLayouts(1, "auto", ours=False)
+        self.ignored: list[bool] = []
         self.lane = Lane(
             C0,
             self.push,
@@ -47,6 +48,7 @@ class Rig:
             in_flight=self.in_flight,
             pool=self.pool,
             inbox=self.inbox,
+            ignore=self.ignored.append,
             limit=limit,
             largest=1 << 20,
         )
@@ -313,6 +315,7 @@ def test_far_over_the_limit_its_requests_are_given_up_each_with_one_end(deaf: Ri
         if late == 0:
             break
     assert [event.everything for event in given_up] == [True]
+    assert deaf.ignored == [True], "it is not read from any more"
     harness.submit(generate_request("young", (9,)))
     for routed in harness.host.apply(given_up[0]):
         deaf.lane.send(routed)
@@ -320,6 +323,7 @@ def test_far_over_the_limit_its_requests_are_given_up_each_with_one_end(deaf: Ri
     harness.submit(generate_request("r0", (7,), max_tokens=2))  # the id comes again
     deaf.listen()
     until(lambda: deaf.lane.relieve() or not deaf.lane.holding)
+    assert deaf.ignored == [True, False]
     while harness.host.has_work():
         for routed in harness.host.step()[0]:
             deaf.lane.send(routed)
@@ -332,3 +336,18 @@ def test_far_over_the_limit_its_requests_are_given_up_each_with_one_end(deaf: Ri
     assert ends == {"r0": [ABORT, LENGTH], "r1": [ABORT], "r2": [LENGTH], "r3": [ABORT], "young": [ABORT]}
     r0 = [o.new_token_ids for m in messages for o in m.outputs if o.request_id == "r0"]
     assert r0[-2:] == [[7], [7]], "the second request of that id has its own tokens"
+
+
+def test_far_over_the_limit_the_answers_that_wait_are_lost_each_with_word_of_it(deaf: Rig) -> None:
+    fill(deaf)
+    for call_id in range(10):
+        parts = EngineCoreOutputs(utility_output=UtilityOutput(call_id, None, [None, {"text": ["x" * 1000]}]))
+        deaf.lane.send(Routed(C0, parts, method="look"))
+    assert deaf.ignored == [True]
+    deaf.listen()
+    until(lambda: deaf.lane.relieve() or not deaf.lane.holding)
+    answers = [m.utility_output for m in deaf.receive_all() if m.utility_output is not None]
+    assert [answer.call_id for answer in answers] == list(range(10))
+    lost = [answer for answer in answers if answer.failure_message is not None]
+    assert len(lost) >= 4 and all("did not read" in answer.failure_message for answer in lost)
+    assert all(answer.result is None for answer in lost)

@@ -10,10 +10,12 @@ import pytest
 
 from muro.config import Limits
 from muro.engine.events import ExecutorFailed, Routed
-from muro.engine.interface import EngineCore, Report
+from muro.engine.interface import EngineCore, Report, operation
 from muro.errors import InternalError
 from muro.ids import COORDINATOR, ClientIndex
+from muro.process import receiver as receiver_file
 from muro.process import sender as sender_file
+from muro.process.attention import Attention
 from muro.process.peers import PeerLayouts
 from muro.process.queues import Control, InputQueue, OutputQueue
 from muro.process.sender import Sender
@@ -30,7 +32,7 @@ from muro.wire.stats import PrefillStats
 from tests.support.asking import FOREVER, ask
 from tests.support.deadline import until
 from tests.support.hosted import hosted, receive
-from tests.support.rawpeer import RawClient, add_frames
+from tests.support.rawpeer import UTILITY, RawClient, add_frames, pack
 from tests.support.scripted import Scripted
 
 C0, C1 = ClientIndex(0), ClientIndex(1)
@@ -50,6 +52,17 @@ class Detailed(Scripted):
 
 def detailed(report: Report) -> EngineCore:
     return Detailed()
+
+
+class Describing(Scripted):
+    """Has an operation with a longer answer."""
+
+    described = 0
+
+    @operation
+    def describe(self) -> str:
+        self.described += 1
+        return "x" * 1000
 
 
 class Listener:
@@ -138,6 +151,44 @@ def test_a_client_that_does_not_read_is_still_heard_and_delays_nobody() -> None:
     close(pull, 0)
 
 
+def test_from_a_client_that_does_not_read_at_all_nothing_is_taken_until_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes on asking; what it asks stays with it, so the engine holds no more than the limit for it."""
+    monkeypatch.setattr(receiver_file, "MESSAGES_WAITING", 100)
+    calls, core = 20_000, Describing()
+    limits = Limits(max_bytes_in_flight=64 << 10)
+    with hosted(lambda report: core, clients=2, limits=limits) as engine:
+        deaf, other = engine.clients
+        engine.greet()
+        engine.init(outputs=[f"{engine.addresses.outputs[0]}-later", engine.addresses.outputs[1]])
+        engine.ready_responses()
+        engine.ready()
+        for call_id in range(calls):
+            deaf.send(UTILITY, pack([0, call_id, "describe", []]))
+        seen = -1
+        while seen != core.described:  # as long as it still takes some
+            seen = core.described
+            other.add(ask("beside", 20))
+            assert other.finish("beside")[0].finish_reason is FinishReason.LENGTH
+            other.forget("beside")
+        assert core.described < calls / 2
+        pull = bind_pull(f"{engine.addresses.outputs[0]}-later")
+        decoder = OutputDecoder("0.25")
+        answers: dict[int, str | None] = {}
+        while len(answers) < calls:
+            message = decoder.decode(list(receive(pull)))
+            assert isinstance(message, EngineCoreOutputs)
+            if message.utility_output is None:  # statistics
+                continue
+            assert message.utility_output.call_id not in answers
+            answers[message.utility_output.call_id] = message.utility_output.failure_message
+        assert sorted(answers) == list(range(calls)) and core.described == calls
+        assert answers[calls - 1] is None, "once it reads it is served as everybody else"
+    assert engine.ended() is None
+    close(pull, 0)
+
+
 class Rig:
     """A sender for two clients, the second of which listens from the beginning."""
 
@@ -150,6 +201,7 @@ class Rig:
             peers=PeerLayouts(2, "0.33", ours=False),
             inbox=self.inbox,
             outbox=self.outbox,
+            attention=Attention(2),
             limits=Limits(),
         )
         self.pulls: dict[ClientIndex, Socket] = {}
