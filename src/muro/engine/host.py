@@ -21,21 +21,18 @@ from typing import Any
 import msgspec
 
 from muro.engine.admission import Admission
+from muro.engine.checks import check_request
+from muro.engine.endings import aborted_output, failed_output, paused_output
 from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp, Routed, StartWave, Wakeup
 from muro.engine.interface import EngineCore, EngineInfo
 from muro.engine.operations import declared_operations, find_operation
+from muro.engine.pausing import Pause, PauseWanted, clear_caches
 from muro.engine.standard import StandardOperations
-from muro.errors import (
-    EngineDeadError,
-    InvalidRequestError,
-    MuroError,
-    PromptTooLongError,
-    RequestError,
-    UnsupportedOptionError,
-)
+from muro.errors import CallFailedError, EngineDeadError, InvalidRequestError, MuroError, RequestError
 from muro.ids import ClientIndex, EngineRank
-from muro.wire.failure import SHUTTING_DOWN, call_failure_text, error_to_wire
-from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
+from muro.wire.failure import SHUTTING_DOWN, call_failure_text
+from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
+from muro.wire.progress import PAUSED
 from muro.wire.request import EngineCoreRequest
 
 
@@ -80,7 +77,9 @@ class EngineHost:
         self._clock = clock
         self._post_late = post_late
         self._log_stats = log_stats
-        self._operations = declared_operations(StandardOperations(engine)) | declared_operations(engine)
+        self._pause = Pause()
+        defaults = declared_operations(StandardOperations(engine)) | declared_operations(self._pause)
+        self._operations = defaults | declared_operations(engine)
         self._live: dict[str, _Live] = {}
         self._by_wire: dict[tuple[ClientIndex, str], str] = {}
         self._fast_aborts: deque[Abort] = deque()
@@ -88,6 +87,8 @@ class EngineHost:
         self._renames = 0
         self._stats_due = False
         self._stopping = False
+        self.achieved = 0
+        """Grows with what steps do for requests beside putting out tokens: prompt tokens computed, requests ended."""
         self._handlers: dict[type, Callable[[Any], list[Routed]]] = {
             Add: self._add,
             Abort: self._abort,
@@ -104,11 +105,22 @@ class EngineHost:
 
     @property
     def num_live(self) -> int:
-        """Requests that the engine is working on."""
+        """Requests that have not ended, those that a pause holds back included."""
         return len(self._live)
 
+    @property
+    def num_held(self) -> int:
+        """Requests that a pause holds back."""
+        return len(self._pause.held)
+
     def has_work(self) -> bool:
-        return self._engine.has_work()
+        return not self._pause.frozen and self._engine.has_work()
+
+    def phase(self) -> str | None:
+        """Why nothing comes out although there are requests, or None."""
+        if self._pause.mode is not None and (self._pause.frozen or self._is_empty()):
+            return PAUSED
+        return self._engine.phase()
 
     def prepare(self, request: EngineCoreRequest) -> Any:
         """Check a request and let the engine preprocess it (receiver thread).
@@ -130,7 +142,8 @@ class EngineHost:
 
     def apply(self, event: Event) -> list[Routed]:
         """Handle one event. Raises what ends the engine."""
-        return self._handlers[type(event)](event)
+        routed = self._handlers[type(event)](event)
+        return [*routed, *self._settle_pause()] if self._pause.unsettled else routed
 
     def step(self) -> tuple[list[Routed], bool]:
         """Let the engine do one step; says whether a forward ran. Raises what ends the engine."""
@@ -143,9 +156,12 @@ class EngineHost:
             if internal is None or (internal not in self._live and internal not in self._taken):
                 raise
             self._engine.abort_requests([internal])
+            self.achieved += 1
             # Nobody waits any more for a request that failed in the step in which its abort was taken.
             return [self._end(self._forget(internal), error)] if internal in self._live else [], True
-        return self._route(result.outputs), result.executed
+        self.achieved += result.prompt_tokens
+        routed = self._route(result.outputs)
+        return [*routed, *self._settle_pause()] if self._pause.unsettled else routed, result.executed
 
     def went_idle(self) -> list[Routed]:
         """Call before waiting for input: the fast lane is cleared, and the last statistics go out."""
@@ -161,8 +177,10 @@ class EngineHost:
         self._stopping = True
 
     def abort_all(self) -> list[Routed]:
-        """End everything in flight with ABORT."""
-        return self._end_all(list(self._live))
+        """End everything in flight with ABORT, and fail who waits for a pause."""
+        waiting, self._pause.waiting = self._pause.waiting, []
+        answers = [self._answer(event, failure=SHUTTING_DOWN) for event, _ in waiting]
+        return [*self._end_all(list(self._live)), *answers]
 
     def _end_all(self, internal_ids: Collection[str]) -> list[Routed]:
         self._engine.abort_requests(internal_ids)
@@ -172,20 +190,22 @@ class EngineHost:
             live = self._forget(internal)
             by_client.setdefault(live.client, []).append(live.wire_id)
         return [
-            self._routed(client, outputs=[_finished(i, FinishReason.ABORT) for i in ids], finished_requests=ids)
+            self._routed(client, outputs=[aborted_output(i) for i in ids], finished_requests=ids)
             for client, ids in by_client.items()
         ]
 
     def _add(self, event: Add) -> list[Routed]:
-        self._admission.taken(event.size)
         live = _Live(event.client, event.origin, event.request_id, False)
-        if self._stopping:
+        if self._stopping or self._pause.refuses:
+            self._admission.taken(event.size)
             self._admission.finished()
-            return [self._ended(live, _finished(live.wire_id, FinishReason.ABORT))]
+            wire_id = event.request_id
+            return [self._ended(live, aborted_output(wire_id) if self._stopping else paused_output(wire_id))]
         key = (event.origin, event.request_id)
         if (running := self._by_wire.get(key)) is not None:
             # Two streams under one id cannot be told apart by their reader, so the id ends as a whole.
             self._engine.abort_requests([running])
+            self._admission.taken(event.size)
             self._admission.finished()
             error = InvalidRequestError(f"request id {event.request_id!r} is already in flight")
             return [self._end(self._forget(running), error)]
@@ -194,15 +214,50 @@ class EngineHost:
             self._renames += 1
             internal = f"{event.request_id}#{self._renames}"
             live.renamed = True
+        self._live[internal] = live
+        self._by_wire[key] = internal
+        if self._pause.mode is not None:
+            self._pause.held[internal] = event
+            return []
+        return self._hand_over(internal, event)
+
+    def _hand_over(self, internal: str, event: Add) -> list[Routed]:
+        self._admission.taken(event.size)
         try:
             self._engine.add_request(internal, event.prepared)
         except Exception as error:
             self._engine.abort_requests([internal])  # it may have been half taken
-            self._admission.finished()
-            return [self._end(live, error)]
-        self._live[internal] = live
-        self._by_wire[key] = internal
+            return [self._end(self._forget(internal), error)]
         return []
+
+    def _settle_pause(self) -> list[Routed]:
+        """Do what a pause or its end asks for, as far as it can be done now."""
+        pause, routed = self._pause, list[Routed]()
+        if pause.mode is None:
+            held, pause.held = pause.held, {}
+            for internal, event in held.items():
+                routed += self._hand_over(internal, event)
+        elif pause.mode == "abort":
+            routed += self._end_all([i for i in self._live if i not in pause.held])
+        elif not (pause.frozen or self._is_empty()):
+            return []
+        pause.unsettled = False
+        waiting, pause.waiting = pause.waiting, []
+        for call, wanted in waiting:
+            try:
+                if pause.mode is None:
+                    raise CallFailedError("somebody resumed before the running requests had finished")
+                if wanted.clear_cache:
+                    clear_caches(self._operations, running=pause.frozen)
+            except Exception as error:
+                routed.append(self.failed_call(call, error))
+            else:
+                routed.append(self._answer(call))
+        return routed
+
+    def _is_empty(self) -> bool:
+        """Whether the engine has no request."""
+        return len(self._live) == len(self._pause.held)
 
     def _abort(self, event: Abort) -> list[Routed]:
         event.done = True
@@ -244,6 +299,8 @@ class EngineHost:
     def _forget(self, internal: str) -> _Live:
         live = self._live.pop(internal)
         del self._by_wire[live.origin, live.wire_id]
+        if (held := self._pause.held.pop(internal, None)) is not None:
+            self._admission.taken(held.size)
         self._admission.finished()
         return live
 
@@ -256,6 +313,7 @@ class EngineHost:
                 continue  # aborted during the step
             if output.finish_reason is not None:
                 self._forget(output.request_id)
+                self.achieved += 1
             if live.renamed:
                 output.request_id = live.wire_id
             batch = batches.get(live.client)
@@ -278,6 +336,9 @@ class EngineHost:
             result = find_operation(self._operations, event.method, self._name).run(event.args)
         except Exception as error:
             return [self.failed_call(event, error)]
+        if isinstance(result, PauseWanted):
+            self._pause.waiting.append((event, result))
+            return []
         if isinstance(result, Future):
             result.add_done_callback(lambda done: self._post_late(self._late_answer(event, done)))
             return []
@@ -312,41 +373,3 @@ class EngineHost:
 
     def _routed(self, client: ClientIndex, **parts: Any) -> Routed:
         return Routed(client, EngineCoreOutputs(engine_index=self._rank, timestamp=self._clock(), **parts))
-
-
-def _finished(wire_id: str, reason: FinishReason) -> EngineCoreOutput:
-    return EngineCoreOutput(wire_id, [], finish_reason=reason)
-
-
-def failed_output(wire_id: str, error: BaseException) -> EngineCoreOutput:
-    """The final output of a request that `error` ended."""
-    return EngineCoreOutput(wire_id, [], finish_reason=FinishReason.ERROR, error=error_to_wire(error))
-
-
-def check_request(request: EngineCoreRequest, info: EngineInfo) -> None:
-    """Refuse what no engine can serve. Raises RequestError."""
-    if (request.sampling_params is None) == (request.pooling_params is None):
-        raise InvalidRequestError("exactly one of sampling_params and pooling_params must be set")
-    if request.pooling_params is not None and not set(info.supported_tasks) - {"generate"}:
-        raise UnsupportedOptionError("this engine only generates; it has no pooling task", param="pooling_params")
-    if (
-        (sampling := request.sampling_params) is not None
-        and sampling.max_tokens is not None
-        and sampling.max_tokens < 1
-    ):
-        raise InvalidRequestError(f"max_tokens is {sampling.max_tokens}; it must be at least 1", param="max_tokens")
-    if request.prompt_embeds is None and not request.prompt_token_ids:
-        raise InvalidRequestError("the prompt is empty", param="prompt_token_ids")
-    length = len(request.prompt_token_ids or ()) or (request.prompt_embeds.shape[0] if request.prompt_embeds else 0)
-    # A prompt that fills the context leaves no room for a token; a pooling request needs none.
-    room = info.max_model_len if request.sampling_params is None else info.max_model_len - 1
-    if length > room:
-        raise prompt_too_long(length, info)
-
-
-def prompt_too_long(length: int, info: EngineInfo) -> PromptTooLongError:
-    """The error for a prompt of `length` tokens."""
-    return PromptTooLongError(
-        f"the prompt has {length} tokens; the model takes {info.max_model_len} tokens, prompt and output together",
-        param="prompt_token_ids",
-    )

@@ -50,10 +50,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepResult(msgspec.Struct):
-    """News of one step: at most one output per request. `executed` is false if no forward ran."""
+    """News of one step: at most one output per request. `executed` is false if no forward ran.
+
+    `prompt_tokens` were computed, for requests without an output yet. A step that has neither outputs nor these is no
+    progress for those who watch whether the engine is stuck, unless `EngineCore.phase` says why.
+    """
 
     outputs: list[EngineCoreOutput]
     executed: bool = True
+    prompt_tokens: int = 0
 
 
 @runtime_checkable

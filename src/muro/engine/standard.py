@@ -36,10 +36,6 @@ class StandardOperations:
         return False
 
     @operation
-    def is_scheduler_paused(self) -> bool:
-        return False
-
-    @operation
     def list_loras(self) -> list[int]:
         return []
 

@@ -5,6 +5,7 @@ Invariants:
 - Idle means blocked on the input queue: no polling, no CPU. Whoever wants the loop's attention, a signal
   handler included, puts an event.
 - While there is work the input queue is emptied without blocking between two steps.
+- The page says what is being done before it is done: whoever watches from outside must see what hangs.
 """
 
 from __future__ import annotations
@@ -13,17 +14,28 @@ import time
 from collections.abc import Callable
 from queue import Empty
 
-from muro.engine.events import Event, ExecutorFailed, Routed
+from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp, Routed, StartWave, Wakeup
 from muro.engine.host import EngineHost
 from muro.process.lifecycle import Lifecycle, State
 from muro.process.policy import TickPolicy
 from muro.process.queues import InputQueue, OutputQueue
 from muro.transport.page import ProgressPage
+from muro.wire.progress import DRAINING, SERVING, phase_bytes
 
 NO_FORWARD_YIELD = 0.001
 """Seconds to let other threads run when there is work but no forward could be done."""
 AHEAD_YIELD = 0.05
 """Seconds to wait at most for a sender that is behind; it wakes the loop when it has caught up."""
+
+_ACTIVITIES: dict[type, tuple[bytes, int]] = {
+    Add: (b"a new request", 1),
+    Abort: (b"an abort", 1),
+    StartWave: (b"the start of a wave", 1),
+    GivenUp: (b"requests given up", 0),
+    ExecutorFailed: (b"a failed executor", 0),
+    Wakeup: (b"a wake-up", 0),
+}
+"""What the page says while an event is handled, and whether the event came from the receiver."""
 
 
 class BusyLoop:
@@ -56,6 +68,7 @@ class BusyLoop:
         self._stop_requested = stop_requested
         self._drain = drain
         self._clock = clock
+        self._shown = SERVING
 
     def run(self) -> None:
         """Run until stopped. Raises what ends the engine."""
@@ -77,17 +90,25 @@ class BusyLoop:
         inbox = self._inbox
         if not self._host.has_work() and not self._stop_requested():
             self._post(self._host.went_idle())
+            self._show_phase()
+            self._page.idles(self._host.num_live - self._host.num_held, self._host.num_held)
             self._apply(inbox.get())
         while not inbox.empty():
             self._apply(inbox.get_nowait())
 
     def _step(self) -> None:
+        host = self._host
+        if self._shown != SERVING:
+            self._show_phase()
         self._page.step_started()
-        routed, executed = self._host.step()
+        routed, executed = host.step()
         self._post(routed)
         tokens = sum(len(o.new_token_ids) for r in routed for o in r.message.outputs)
-        self._page.step_ended(tokens, self._host.num_live, 0)
-        has_work = self._host.has_work()
+        held = host.num_held
+        self._page.step_ended(tokens, host.num_live - held, held, host.achieved)
+        if not tokens:
+            self._show_phase()
+        has_work = host.has_work()
         self._post(self._policy.after_step(executed, has_work))
         if has_work and not executed:
             self._yield(NO_FORWARD_YIELD)
@@ -105,13 +126,27 @@ class BusyLoop:
         """A stop was asked for: drain if there is time for it, then abort what is left."""
         self._host.stop_accepting()
         self._lifecycle.ask_to_stop(self._clock(), self._drain)
+        if self._lifecycle.state is State.DRAINING:
+            self._show_phase()
         if self._lifecycle.state is State.DRAINING and self._host.has_work():
             self._step()
         self._lifecycle.tick(self._clock(), idle=not self._host.has_work())
         if self._lifecycle.ended:
             self._post(self._host.abort_all())
 
+    def _show_phase(self) -> None:
+        draining = self._lifecycle.state is State.DRAINING
+        wanted = self._host.phase() or (DRAINING if draining else SERVING)
+        if wanted != self._shown:
+            self._shown = wanted
+            self._page.set_phase(wanted)
+
     def _apply(self, event: Event) -> None:
+        if isinstance(event, Call):
+            activity, counted = phase_bytes(f"call {event.method}"), 1
+        else:
+            activity, counted = _ACTIVITIES[type(event)]
+        self._page.turns_to(activity, counted)
         self._post(self._host.apply(event))
 
     def _post(self, routed: list[Routed]) -> None:

@@ -138,10 +138,10 @@ class ProgressPage:
         self._messages += 1
         self._write_received()
 
-    def message_done(self, queued: bool) -> None:
-        """It was dealt with; `queued` if that was to pass it on to the loop (receiver thread)."""
+    def message_done(self, queued: int) -> None:
+        """It was dealt with; `queued` messages were passed on to the loop so far (receiver thread)."""
         self._messages_done += 1
-        self._queued += queued
+        self._queued = queued
         self._write_received()
 
     def frame_dropped(self) -> None:

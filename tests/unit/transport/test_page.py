@@ -57,9 +57,9 @@ def test_what_the_loop_does_between_steps() -> None:
 def test_what_the_input_thread_has_read() -> None:
     reader, writer = both_ends()
     writer.message_begun()
-    writer.message_done(queued=True)
+    writer.message_done(queued=1)
     writer.message_begun()
-    writer.message_done(queued=False)
+    writer.message_done(queued=1)
     writer.message_begun()
     found = reader.read()
     assert (found.messages_begun, found.messages_done, found.events_queued) == (3, 2, 1)
