@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import muro
-from muro.errors import EngineDeadError, InvalidRequestError, PromptTooLongError
+from muro.errors import EngineDeadError, InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from muro.wire.request import OutputKind
 
 
@@ -58,6 +58,34 @@ def test_chats(llm: muro.LLM) -> None:
     outputs = llm.chat([[message], [message]], params)
     assert texts(outputs) == [["user: hi"], ["user: hi"]]
     assert outputs[0].prompt == "user: hi\nassistant: "
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [5, None, [5.0], [None], {"x": 1}, {"prompt": 5}, {"prompt_token_ids": "hi"}, {"prompt_token_ids": [1.5]},
+     [["a"]], [[1], ["a"]], b"hi", [b"hi"], object(), {"hi"}, iter(["a"]), [True], [[1], [True]]],
+)  # fmt: skip
+def test_what_is_no_prompt(llm: muro.LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="a prompt is a text, a list of token ids") as caught:
+        llm.generate(prompts)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("params", [5, "hi", {"max_tokens": 2}, [5], [{"max_tokens": 2}], [None], object()])
+def test_what_are_no_sampling_parameters(llm: muro.LLM, params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"sampling parameters are a muro\.SamplingParams, not"):
+        llm.generate("a", params)
+
+
+@pytest.mark.parametrize("messages", [5, None, "hi", {"role": "user", "content": "x"}, [5], ["hi"], [], iter([])])
+def test_what_are_no_messages(llm: muro.LLM, messages: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"messages(\[0\])? must"):
+        llm.chat(messages)
+
+
+def test_log_probabilities_are_refused_by_name(llm: muro.LLM) -> None:
+    with pytest.raises(UnsupportedOptionError, match="logprobs"):
+        llm.generate("a", muro.SamplingParams(logprobs=1))
 
 
 def test_a_wrong_prompt_leaves_nothing_behind(llm: muro.LLM) -> None:
@@ -137,6 +165,8 @@ def test_what_an_engine_refuses_is_raised() -> None:
             with pytest.raises(InvalidRequestError, match="refusal"):
                 async for _ in llm.generate("abc", params):
                     pass
+            with pytest.raises(UnsupportedOptionError, match="logprobs"):
+                _ = [o async for o in llm.generate("a", muro.SamplingParams(logprobs=0))]
             with pytest.raises(InvalidRequestError, match="temperature"):
                 async for _ in llm.generate("abc", muro.SamplingParams(temperature=-1.0)):
                     pass

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
 from muro.clients.aio_stream import AsyncStream, Feed
+from muro.clients.arguments import check_timeout
 from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import LAST_OUTPUTS_GRACE, NOTICE_PATIENCE, Link
@@ -66,6 +67,7 @@ class AsyncMPClient:
     async def get_outputs(self, timeout: float | None = None) -> OutputBatch:  # noqa: ASYNC109 twin of the other client
         """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
         self._check_here()
+        check_timeout(timeout)
         deadline = None if timeout is None else self._loop.time() + timeout
         waited = False
         while (batch := self._session.take_batch()) is None:
@@ -129,6 +131,7 @@ class AsyncMPClient:
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything. Blocks; any thread may call it."""
+        check_timeout(timeout)
         if runs_in(self._loop) or self._loop.is_closed() or not self._loop.is_running():
             self._end()
         else:
@@ -141,6 +144,7 @@ class AsyncMPClient:
         """Close without blocking the loop. Once begun it goes on to its end, cancelled or not."""
         if not runs_in(self._loop):
             raise UsageError("this client belongs to another event loop; from elsewhere, call close()")
+        check_timeout(timeout)
         self._end()
         try:
             await in_thread(lambda: self._link.stop(timeout))
@@ -189,6 +193,7 @@ class AsyncMPClient:
         engine: int | None,
     ) -> dict[EngineRank, Any]:
         self._check_here()
+        check_timeout(timeout)
         over: asyncio.Future[None] = self._loop.create_future()
         call, messages = self._session.call(op, args, engine, lambda: _finish(over))
         timer = None if timeout is None else self._loop.call_later(timeout, _finish, over)

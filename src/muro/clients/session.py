@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from muro.clients.arguments import check_op, check_request, id_list
 from muro.clients.calls import PendingCall, PendingCalls
 from muro.clients.engine import KnownEngine
 from muro.clients.interface import OutputBatch
@@ -160,6 +161,7 @@ class Session:
         Raises InvalidRequestError (nothing changed then), UsageError, and the error that ended the session.
         """
         self.check()
+        check_request(request)
         self.read_in_batches(sink is None)
         request_id = self._checked_id(request)
         engine = self._engine_for(request)
@@ -181,8 +183,8 @@ class Session:
 
     def abort(self, request_ids: Iterable[str]) -> list[Message]:
         """End requests for their caller; unknown ids are ignored. Streams get a last output that says ABORT."""
-        ids = [request_ids] if isinstance(request_ids, str) else request_ids
-        ended = [attempt for i in dict.fromkeys(ids) if (attempt := self._by_caller.get(i)) is not None]
+        ids = dict.fromkeys(id_list(request_ids))
+        ended = [attempt for i in ids if (attempt := self._by_caller.get(i)) is not None]
         messages = self.drop(ended)
         for attempt in ended:
             if attempt.sink is not None:
@@ -213,6 +215,7 @@ class Session:
         Raises InvalidRequestError for what cannot be sent, and the error that ended the session.
         """
         self.check()
+        check_op(op)
         engines = [self._engine(rank)] if rank is not None else self.engines.values()
         method, known = (op, None) if isinstance(op, str) else (op.name, op)
         call, messages = PendingCall(method, known, done), []
@@ -377,8 +380,8 @@ class Session:
         return engines[0]
 
     def _engine(self, rank: int) -> KnownEngine:
-        engine = self.engines.get(EngineRank(rank))
+        engine = self.engines.get(EngineRank(rank)) if type(rank) is int else None
         if engine is None:
             ranks = ", ".join(map(str, self.engines))
-            raise InvalidRequestError(f"there is no engine {rank} here; ranks: {ranks}", param="data_parallel_rank")
+            raise InvalidRequestError(f"there is no engine {rank!r} here; ranks: {ranks}", param="data_parallel_rank")
         return engine

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar, cast
 
+from muro.clients.arguments import check_timeout
 from muro.clients.calls import PendingCall
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.seat import Seat, Waiter
@@ -90,6 +91,7 @@ class ThreadsClient:
     def get_outputs(self, timeout: float | None = None) -> OutputBatch:
         """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
         self._enter()
+        check_timeout(timeout)
         batch: OutputBatch | None = None
         waiter = Waiter()
 
@@ -157,6 +159,7 @@ class ThreadsClient:
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything; any thread may call it, also again."""
+        check_timeout(timeout)
         if self._seat.locked_here:  # we are a signal handler on top of a bookkeeping, which must be done first
             threading.Thread(target=self.close, args=(timeout,), name="muro-close").start()
             return
@@ -224,6 +227,7 @@ class ThreadsClient:
     ) -> dict[EngineRank, Any]:
         self._seat.check_may_wait()
         self._enter()
+        check_timeout(timeout)
         waiter = Waiter()
         call: PendingCall | None = None
         try:

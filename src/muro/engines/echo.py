@@ -1,4 +1,4 @@
-"""The tutorial: a whole engine in fifteen lines. Repeats each prompt, a token per step, up to `max_tokens`."""
+"""The tutorial: a whole engine in fifteen lines. Repeats each prompt, a token per step; it does not sample."""
 
 from collections.abc import Iterable
 from itertools import cycle, islice

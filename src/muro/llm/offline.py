@@ -13,7 +13,7 @@ from muro.errors import InvalidRequestError
 from muro.llm import pipeline
 from muro.llm.outputs import CompletionOutput, RequestOutput
 from muro.llm.pipeline import Choice
-from muro.llm.words import Prompt, Words, effective_length, load_words, make_choice, split_prompt
+from muro.llm.words import Prompt, Words, effective_length, is_list, load_words, make_choice, split_prompt
 from muro.wire.failure import error_from_wire
 from muro.wire.output import EngineCoreOutput, FinishReason
 from muro.wire.request import SamplingParams
@@ -23,6 +23,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 class LLM:
     """A model in a process of its own that answers lists of prompts.
+
+    What sampling parameters ask for is the engine's to honour or to refuse by name; an engine whose tokens come from
+    no distribution, such as echo, is free to ignore how to sample. Log-probabilities are refused here: outputs carry
+    none. (The HTTP server refuses whatever it does not offer, for any engine.)
 
     The one constructor here that does something: it starts the engine, because users of vLLM expect that.
 
@@ -82,7 +86,7 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one chat or several; `template` as for `ChatTemplate.render`."""
-        chats: list[Any] = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
+        chats: list[Any] = [messages] if _is_one_chat(messages) else list(messages)
         texts = [self._words.render(chat, **template) for chat in chats]
         prompts = [self._words.tokenizer.encode(text, add_special=False) for text in texts]
         outputs = self.generate(prompts, sampling_params)
@@ -160,16 +164,21 @@ class _Job:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    """The prompts as a list; whether each is one is `split_prompt`'s to say."""
+    listed = cast(Sequence[Prompt], prompts)
+    return list(listed) if is_list(prompts) and not (listed and isinstance(listed[0], int)) else [cast(Prompt, prompts)]
+
+
+def _is_one_chat(messages: Any) -> bool:
+    """One chat, or nothing that could be several: then the template says what is wrong with it."""
+    return not is_list(messages) or not messages or not is_list(messages[0])
 
 
 def _params_for(
     prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
 ) -> Sequence[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * len(prompts)
+    if isinstance(params, SamplingParams) or not is_list(params):
+        return [cast(SamplingParams, params)] * len(prompts)
     if len(params) != len(prompts):
         what = f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one for each"
         raise InvalidRequestError(what, param="sampling_params")

@@ -13,11 +13,13 @@ Rules:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from muro.errors import InvalidRequestError, PromptTooLongError
+from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from muro.llm.outputs import Piece
 from muro.text.detokenizer import detokenizer_for
 from muro.text.stop import StopChecker
@@ -37,8 +39,21 @@ FINISH_WORDS = {
 """`finish_reason` as callers read it; ERROR is raised instead."""
 
 
+NOT_DELIVERED = ("logprobs", "prompt_logprobs", "logprob_token_ids", "prompt_logprob_token_ids")
+"""Options for what an engine may give, but no output of ours carries; a client of the engine itself gets it."""
+
+
 def check_params(params: SamplingParams) -> None:
-    """Ranges that hold for every engine. Raises InvalidRequestError that names the option."""
+    """Types, and ranges that hold for every engine. What else an option asks for is the engine's to serve or refuse.
+
+    Raises:
+        InvalidRequestError: an option is wrong; `param` names it.
+        UnsupportedOptionError: an option asks for what outputs do not carry.
+    """
+    _check_types(params)
+    for name in NOT_DELIVERED:
+        if getattr(params, name) is not None:
+            raise UnsupportedOptionError(f"the option {name!r} is not supported: outputs carry none", param=name)
     _demand(1 <= params.n <= MAX_CHOICES, "n", params.n, f"in 1 ... {MAX_CHOICES}")
     _demand(0.0 <= params.temperature < math.inf, "temperature", params.temperature, "a number that is not negative")
     _demand(0.0 < params.top_p <= 1.0, "top_p", params.top_p, "above 0 and at most 1")
@@ -197,6 +212,40 @@ class Choice:
         times = {event.type: event.timestamp for output in outputs for event in reversed(output.events or ())}
         if EventType.QUEUED in times and EventType.SCHEDULED in times:
             self.queued_seconds = max(0.0, times[EventType.SCHEDULED] - times[EventType.QUEUED])
+
+
+def _check_types(params: Any) -> None:
+    """Structs take any value; here it must be of its field's type, as it would have to be on the wire."""
+    if not isinstance(params, SamplingParams):
+        what = f"sampling parameters are a muro.SamplingParams, not {_kind(params)}"
+        raise InvalidRequestError(what, param="sampling_params")
+    _demand(isinstance(params.extra_args, dict | None), "extra_args", params.extra_args, "a dictionary")
+    if params.extra_args is not None or params.prompt_logprob_token_ids is not None:  # these may hold arrays
+        params = msgspec.structs.replace(params, extra_args=None, prompt_logprob_token_ids=None)
+    try:
+        msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+    except msgspec.ValidationError as error:
+        found = re.search(r"\$\._?(\w+)", str(error))
+        name = found[1] if found else "sampling_params"
+        words = str(error).removesuffix(f" - at `$.{name}`")
+        raise InvalidRequestError(f"{name}: {words}", param=name) from None
+    except (TypeError, ValueError, RecursionError):
+        name = next(filter(lambda field: not _plain(getattr(params, field)), params.__struct_fields__))
+        what = f"{name} holds {_kind(getattr(params, name))}; it must be plain numbers, texts, lists or dictionaries"
+        raise InvalidRequestError(what, param=name) from None
+
+
+def _plain(value: object) -> bool:
+    try:
+        msgspec.to_builtins(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def _seeded(params: SamplingParams, position: int) -> SamplingParams:

@@ -165,15 +165,25 @@ def load_words(choice: ModelChoice) -> tuple[Tokenizer, ChatTemplate | None]:
     return tokenizer, ChatTemplate(source, tokenizer.special_tokens)
 
 
+def is_list(value: object) -> bool:
+    """Whether it is a sequence of things, not of letters or bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
 def split_prompt(prompt: Prompt) -> tuple[str | None, str | Sequence[int]]:
     """(text if it is text, text or token ids). Raises InvalidRequestError for any other form."""
+    text: Any = prompt
+    ids: Any = prompt
     if isinstance(prompt, Mapping):
-        prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", ())
-    if isinstance(prompt, str):
-        return prompt, prompt
-    if isinstance(prompt, Sequence) and all(type(token) is int for token in prompt):
-        return None, prompt
-    raise InvalidRequestError("a prompt is a text or a list of token ids", param="prompt")
+        ids = prompt.get("prompt_token_ids")
+        text = prompt.get("prompt") if ids is None else None
+    if isinstance(text, str):
+        return text, text
+    if is_list(ids) and all(type(token) is int for token in ids):
+        return None, ids
+    raise InvalidRequestError(
+        'a prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}', param="prompt"
+    )
 
 
 def effective_length(ready_lengths: Sequence[int], wanted: int | None) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from muro.errors import ConfigError, InvalidRequestError, MissingExtraError, UnsupportedOptionError
 from muro.text.tokenizer import read_tokenizer_config
@@ -153,13 +153,15 @@ def load_chat_template(model_dir: str | Path | None) -> ChatTemplate | None:
         raise ConfigError(f"{path}: {err.message}") from err
 
 
-def _bounded(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _bounded(messages: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequestError("messages must be a list of objects with role and content", param="messages")
     if not messages:
         raise InvalidRequestError("messages must hold at least one message", param="messages")
     if len(messages) > MAX_MESSAGES:
         what = f"messages holds {len(messages)} messages; at most {MAX_MESSAGES} are taken"
         raise InvalidRequestError(what, param="messages")
-    return messages
+    return cast("Sequence[Mapping[str, Any]]", messages)
 
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muro.errors import InvalidRequestError, PromptTooLongError
+from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from muro.llm.outputs import Piece
 from muro.llm.pipeline import Choice, check_length, check_params, engine_params, fan_out
 from muro.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
@@ -47,6 +47,40 @@ def test_what_no_engine_can_serve_is_refused_by_name(option: str, value: Any) ->
     with pytest.raises(InvalidRequestError) as caught:
         check_params(SamplingParams(**{option: value}))
     assert caught.value.param == option
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("n", "2"), ("n", 2.0), ("n", True), ("temperature", "hot"), ("temperature", True), ("top_p", None),
+        ("top_k", 1.5), ("max_tokens", "5"), ("min_tokens", None), ("seed", "abc"), ("stop", 5), ("stop", [5]),
+        ("stop_token_ids", 5), ("stop_token_ids", ["x"]), ("bad_words", [5]), ("detokenize", "x"), ("output_kind", 9),
+        ("extra_args", 5), ("logit_bias", {"a": 1}), ("bad_words_token_ids", 5), ("min_p", object()),
+        ("stop", [object()]), ("presence_penalty", "x"), ("structured_outputs", 5),
+    ],
+)  # fmt: skip
+def test_a_wrong_type_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=option) as caught:
+        check_params(SamplingParams(**{option: value}))
+    assert caught.value.param == option
+
+
+@pytest.mark.parametrize("params", [5, "hi", {"max_tokens": 2}, None, SamplingParams])
+def test_what_are_no_parameters(params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"a muro\.SamplingParams, not"):
+        check_params(params)
+
+
+@pytest.mark.parametrize("option", ["logprobs", "prompt_logprobs", "logprob_token_ids", "prompt_logprob_token_ids"])
+def test_what_outputs_do_not_carry_is_refused_by_name(option: str) -> None:
+    for value in (0, 3) if option.endswith("probs") else ([1],):
+        with pytest.raises(UnsupportedOptionError, match=f"{option}.*outputs carry none") as caught:
+            check_params(SamplingParams(**{option: value}))
+        assert caught.value.param == option
+
+
+def test_extra_arguments_may_hold_what_only_the_wire_can_judge() -> None:
+    check_params(SamplingParams(extra_args={"array": memoryview(b"x"), "tag": object()}))
 
 
 def test_the_bounds_themselves_pass() -> None:

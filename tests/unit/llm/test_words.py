@@ -79,7 +79,7 @@ def test_prompts_in_all_forms(prompt: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("prompt", [5, None, [1, "a"], [True], {"prompt": 3}, {"prompt_token_ids": ["x"]}])
 def test_other_forms_are_refused(prompt: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="a text or a list of token ids"):
+    with pytest.raises(InvalidRequestError, match="a text, a list of token ids"):
         split_prompt(prompt)
 
 

@@ -1,0 +1,44 @@
+"""What callers give to a client: is it of the right kind? Each check says what the right kind is.
+
+Type annotations say the same, but in a notebook nobody reads them. Ranges are not looked at here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from muro.errors import InvalidRequestError, UsageError
+from muro.wire.ops import Op
+from muro.wire.request import EngineCoreRequest
+
+
+def check_request(request: Any) -> None:
+    """Raises InvalidRequestError unless it is a request with a text as its id."""
+    if not isinstance(request, EngineCoreRequest):
+        what = f"a request is a muro.EngineCoreRequest, not {type(request).__name__}; for texts there is muro.LLM"
+        raise InvalidRequestError(what)
+    if not isinstance(request.request_id, str):
+        raise InvalidRequestError(f"a request id is a text, not {request.request_id!r}", param="request_id")
+
+
+def check_op(op: Any) -> None:
+    """Raises InvalidRequestError unless it is an operation or a name."""
+    if not isinstance(op, str | Op):
+        what = f"an operation is one of muro.wire.ops, or its name, not {type(op).__name__}"
+        raise InvalidRequestError(what, param="op")
+
+
+def id_list(ids: Any) -> list[str]:
+    """Request ids; one alone is one. Raises InvalidRequestError for anything else than texts."""
+    listed: list[Any] | None = [ids] if isinstance(ids, str) else list(ids) if isinstance(ids, Iterable) else None
+    if listed is None or not all(isinstance(request_id, str) for request_id in listed):
+        raise InvalidRequestError(f"what is aborted are request ids, texts, not {ids!r}", param="request_ids")
+    return listed
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raises UsageError unless it is a number of seconds, or None."""
+    if timeout is not None and (not isinstance(timeout, int | float) or math.isnan(timeout)):
+        raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds, or None to wait for ever")
