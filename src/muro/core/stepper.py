@@ -83,7 +83,8 @@ class StepperEngine(Engine):
         scheduler.abort(take_aborts())
         draws = scheduler.draws(plan)
         self._check(result, len(draws))
-        return StepResult(scheduler.update(plan, self._sampler.sample(result.logits, draws)))
+        outputs = scheduler.update(plan, self._sampler.sample(result.logits, draws))
+        return StepResult(outputs, prompt_tokens=plan.total_tokens - len(draws))
 
     def has_work(self) -> bool:
         return len(self._scheduler) > 0

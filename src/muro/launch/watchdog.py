@@ -162,13 +162,13 @@ class _Account:
     def look(self, sight: Sight, seconds: float) -> float:
         """`seconds` have passed since the last look; gives those that count against the present phase."""
         row, phase = self._row, sight.progress.phase_word
-        if not row.owes(sight):
+        if phase in row.excused or not row.owes(sight):
             self.forget()
             return 0.0
         mark = row.mark(sight)
         if not self._owed or mark != self._mark:
             self._owed, self._mark, self._by_phase = True, mark, {}
-        elif phase not in row.excused:
+        else:
             self._by_phase[phase] = self._by_phase.get(phase, 0.0) + seconds
         return self._by_phase.get(phase, 0.0)
 
