@@ -234,7 +234,7 @@ def test_an_odd_request_id_is_refused(server: Server, http: httpx.Client) -> Non
 
 
 def test_health_version_metrics(server: Server, http: httpx.Client) -> None:
-    assert (http.get("/health").status_code, http.get("/health").content) == (200, b"")
+    assert (http.get("/health").status_code, http.get("/health").json()["status"]) == (200, "ok")
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", http.get("/version").json()["version"])
     before = server.metric("vllm:generation_tokens_total")
     complete(http, max_tokens=7)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
-from muro.errors import MuroError
+from muro.errors import MuroError, RequestError
+from muro.server.connection import SURPLUS
 from muro.server.errors import reply, reply_to
 from muro.server.exchange import Exchange, GoneError, Receive, Scope, Send
-from muro.server.routes.chat import ChatRoute
-from muro.server.routes.completions import CompletionsRoute
-from muro.server.routes.info import HealthRoute, MetricsRoute, ModelRoute, ModelsRoute, VersionRoute
+from muro.server.gate import ApiKeys, check, closing
+from muro.server.routes.chat import ChatDialect
+from muro.server.routes.completions import CompletionDialect
+from muro.server.routes.health import HealthRoute, LivezRoute, ReadyzRoute
+from muro.server.routes.info import MetricsRoute, ModelRoute, ModelsRoute, VersionRoute
+from muro.server.routes.reception import GenerationRoute
 from muro.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -22,13 +27,22 @@ Handler = Callable[[Exchange], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def make_app(service: Service) -> App:
-    """The application for one service. It has no lifespan: whoever makes it starts and stops the model."""
+def make_app(service: Service, keys: ApiKeys | None = None, origins: Sequence[str] = ()) -> App:
+    """The application for one service. It has no lifespan: whoever makes it starts and stops the model.
+
+    Args:
+        service: what is served.
+        keys: who may use it; None: everybody.
+        origins: whose web pages may (CORS); none: those of nobody else.
+    """
+    keys = keys or ApiKeys()
     routes = [
-        _route("POST", "/v1/completions", CompletionsRoute(service)),
-        _route("POST", "/v1/chat/completions", ChatRoute(service)),
+        _route("POST", "/v1/completions", GenerationRoute(service, CompletionDialect(service))),
+        _route("POST", "/v1/chat/completions", GenerationRoute(service, ChatDialect(service))),
         _route("GET", "/v1/models", ModelsRoute(service)),
         _route("GET", "/v1/models/{name:path}", ModelRoute(service)),
+        _route("GET", "/livez", LivezRoute()),
+        _route("GET", "/readyz", ReadyzRoute(service)),
         _route("GET", "/health", HealthRoute(service)),
         _route("GET", "/version", VersionRoute()),
         _route("GET", "/metrics", MetricsRoute(service)),
@@ -38,6 +52,12 @@ def make_app(service: Service) -> App:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         # With an "app" in the scope Starlette raises for an unknown path or method instead of answering in plain text.
         scope["app"] = app
+        if service.closing or SURPLUS in scope:
+            send = closing(send)
+        try:
+            check(scope, keys)
+        except RequestError as error:
+            return await Exchange(scope, receive, send).reply_error(reply_to(error))
         try:
             await router(scope, receive, send)
         except HTTPException as error:
@@ -46,7 +66,9 @@ def make_app(service: Service) -> App:
             answer = reply(error.status_code, what, code=code, headers=dict(error.headers or {}))
             await Exchange(scope, receive, send).reply_error(answer)
 
-    return app
+    if not origins:
+        return app
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
 
 def _route(method: str, path: str, handler: Handler) -> Route:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from muro.errors import BodyTooLargeError, InvalidRequestError
+from muro.errors import BodyTooLargeError, InvalidRequestError, SlowBodyError
 from muro.server import sse
 from muro.server.errors import ErrorReply
 
@@ -32,7 +32,18 @@ _LINGER_SECONDS = 2.0
 """How long the rest of a body that is too large is read and thrown away: a caller who is still sending when the
 connection closes would see a reset instead of the answer."""
 
+_LINGER = {BodyTooLargeError.status, SlowBodyError.status}
+
 _encode = msgspec.json.Encoder().encode
+
+
+class BodyBounds(msgspec.Struct, frozen=True):
+    """What a body may be: bytes; values (counted by the commas between them, which is what makes JSON slow to read
+    and large in memory, far beyond its bytes); seconds until it is complete."""
+
+    size: int
+    values: int
+    seconds: float
 
 
 class GoneError(Exception):
@@ -61,21 +72,39 @@ class Exchange:
             raise InvalidRequestError(f"X-Request-Id must be at most {MAX_REQUEST_ID} printable ASCII characters")
         self.request_id = given or uuid.uuid4().hex
 
-    async def body(self, limit: int) -> bytes:
-        """The whole body. Raises BodyTooLargeError as soon as it is known to be, GoneError."""
+    def header(self, name: bytes) -> str | None:
+        """A header's value; `name` in lower case."""
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    async def body(self, bounds: BodyBounds, hold: Callable[[int], None] = lambda size: None) -> bytes:
+        """The whole body. `hold` is told how many bytes of it have come, and may raise.
+
+        Raises BodyTooLargeError as soon as it is known to be, SlowBodyError, GoneError.
+        """
         declared = self._headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > limit:
-            raise _too_large(limit)
-        body = bytearray()
+        if declared.isdigit() and int(declared) > bounds.size:
+            raise _too_large(bounds)
+        try:
+            async with asyncio.timeout(bounds.seconds):
+                return await self._whole_body(bounds, hold)
+        except TimeoutError:
+            raise SlowBodyError(f"the body did not arrive within {bounds.seconds:g} s") from None
+
+    async def _whole_body(self, bounds: BodyBounds, hold: Callable[[int], None]) -> bytes:
+        body, values = bytearray(), 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise GoneError
-            body += message.get("body", b"")
-            if len(body) > limit:
-                raise _too_large(limit)
+            part = message.get("body", b"")
+            values += part.count(b",")
+            if len(body) + len(part) > bounds.size or values > bounds.values:
+                raise _too_large(bounds)
+            hold(len(body) + len(part))
             if not message.get("more_body", False):
-                return bytes(body)
+                return bytes(body + part) if body else bytes(part)
+            body += part
 
     async def reply(self, status: int, body: bytes, headers: Mapping[str, str], *, linger: bool = False) -> None:
         """Answer at once. `linger`: read on for a while what the caller still sends, then close the connection."""
@@ -96,7 +125,7 @@ class Exchange:
     async def reply_error(self, error: ErrorReply) -> None:
         """Answer with an error."""
         headers = {"content-type": JSON, **error.headers}
-        await self.reply(error.status, _encode(error.body), headers, linger=error.status == BodyTooLargeError.status)
+        await self.reply(error.status, _encode(error.body), headers, linger=error.status in _LINGER)
 
     async def stream(self, events: bytes) -> None:
         """Send events; waits while the caller reads too slowly."""
@@ -153,5 +182,5 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": named})
 
 
-def _too_large(limit: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"the body is larger than {limit} bytes")
+def _too_large(bounds: BodyBounds) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is larger than {bounds.size} bytes, or holds more than {bounds.values} values")

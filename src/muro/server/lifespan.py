@@ -20,19 +20,19 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import msgspec
-import uvicorn
 
 from muro.clients.connect import OnProgress
 from muro.config import ConnectConfig
 from muro.errors import ConfigError, EngineDeadError
 from muro.llm.aio import AsyncLLM
 from muro.llm.words import ModelChoice
-from muro.server.app import App, make_app
-from muro.server.head import BoundedHead
+from muro.server.app import make_app
+from muro.server.gate import ApiKeys, read_api_keys
+from muro.server.limits import HttpLimits
+from muro.server.listening import LAST_WORDS, listening, tls_context
 from muro.server.service import Service
 from muro.wire.failure import ExitCode
 
@@ -41,9 +41,6 @@ log = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_EVERY = 0.2
 """Seconds between looks at the engine's state; it is memory, and looking costs a microsecond."""
-_LAST_WORDS = 2.0
-"""Seconds that answers which were just ended get to reach their callers."""
-_BACKLOG = 2048
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +50,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     served_names: tuple[str, ...] = ()
     """What callers call the model; empty: as `ModelChoice.names`."""
-    max_body_bytes: int | None = None
-    """Limit of a request's body; None: as `service.body_limit`."""
+    limits: HttpLimits = HttpLimits()
+    api_key_file: str | None = None
+    """Whose keys let callers in; None: everybody may come."""
+    tls_certfile: str | None = None
+    tls_keyfile: str | None = None
+    allowed_origins: tuple[str, ...] = ()
+    """Whose web pages may use the server (CORS)."""
     shutdown_timeout: float = 0.0
     death_notice: float = 2.0
     """How long a server whose engine has died goes on telling so."""
@@ -77,12 +79,13 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, secure: bool = False) -> str:
     """Where a bound socket can be reached."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 - read, not bound
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class StopRequests:
@@ -142,16 +145,19 @@ async def serve(
     stops = stops or StopRequests()
     stops.take_signals()
     with listener:
+        keys = ApiKeys() if config.api_key_file is None else read_api_keys(config.api_key_file)
+        tls = tls_context(config.tls_certfile, config.tls_keyfile)
         llm = await _start(stops, choice, connect, on_progress)
         if llm is None:
             return ExitCode.STOPPED
         try:
-            service = Service(llm, config.served_names or choice.names(), config.max_body_bytes)
-            async with _http(make_app(service), listener):
+            service = Service(llm, config.served_names or choice.names(), config.limits)
+            app = make_app(service, keys, config.allowed_origins)
+            async with listening(app, service.connections, listener, tls):
                 # What start-up has left is here to stay: no collection need look at it again.
                 gc.collect()
                 gc.freeze()
-                on_serving(url_of(listener), service)
+                on_serving(url_of(listener, secure=tls is not None), service)
                 await _until_over(service, stops, config)
             return ExitCode.ENGINE_FAILED if _dead(llm) else ExitCode.STOPPED
         finally:
@@ -177,35 +183,6 @@ async def _start(
         return None
     finally:
         stopping.cancel()
-
-
-@asynccontextmanager
-async def _http(app: App, listener: socket.socket) -> AsyncIterator[None]:
-    """Answer HTTP meanwhile. uvicorn's own handling of signals is left out: see the rules above."""
-    config = uvicorn.Config(
-        app,
-        http=BoundedHead,
-        ws="none",
-        proxy_headers=False,
-        lifespan="off",
-        log_config=None,
-        log_level=logging.WARNING,
-        access_log=False,
-        server_header=False,
-        backlog=_BACKLOG,
-        timeout_graceful_shutdown=int(_LAST_WORDS),
-    )
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    await server.startup(sockets=[listener])
-    ticking = asyncio.ensure_future(server.main_loop())
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await ticking
-        await server.shutdown(sockets=[listener])
 
 
 async def _until_over(service: Service, stops: StopRequests, config: ServerConfig) -> None:
@@ -234,7 +211,7 @@ async def _drain(service: Service, stops: StopRequests, patience: float) -> None
     if service.busy:
         service.llm.abort_all()
         idle = asyncio.ensure_future(service.wait_idle())
-        await asyncio.wait({idle}, timeout=_LAST_WORDS)
+        await asyncio.wait({idle}, timeout=LAST_WORDS)
         idle.cancel()
 
 

@@ -51,12 +51,17 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} is {value}; it must be positive")
 
 
-def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one, and give it."""
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else 1 << 30
+
+
+def file_limit() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else 1 << 30
 
 
 def connections_for(wanted: int, file_limit: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
 
 from muro.ids import EngineRank
 from muro.observe.metrics import EngineNumbers, Histogram, ServingMetrics
@@ -46,16 +47,23 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ServingMetrics], Histogram]], ...] 
 _LABELS = ("model_name", "engine")
 
 
-class Exposition:
+class Exposition(Collector):
     """The page of one served model; also what `prometheus_client` calls a collector."""
 
-    def __init__(self, metrics: ServingMetrics, model: str, in_flight: Callable[[], dict[EngineRank, int]]) -> None:
+    def __init__(
+        self,
+        metrics: ServingMetrics,
+        model: str,
+        in_flight: Callable[[], dict[EngineRank, int]],
+        *others: Collector,
+    ) -> None:
         self._metrics = metrics
         self._model = model
         self._in_flight = in_flight
         """Requests of ours on each engine: all that is known of an engine that reports nothing itself."""
         self._registry = CollectorRegistry()
-        self._registry.register(self)
+        for collector in (self, *others):
+            self._registry.register(collector)
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:

@@ -1,17 +1,27 @@
-"""What all routes share: the model that is served, its names, the limits, and whether the door is open."""
+"""What all routes share: the model that is served, its names, the bounds, who waits, and whether the door is open."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from muro.errors import NotFoundError, OverloadedError
+from muro.errors import MuroError, NotFoundError, OverloadedError
 from muro.llm.aio import AsyncLLM
+from muro.server.admission import Admission
+from muro.server.connection import Connections
+from muro.server.errors import reply_to
+from muro.server.exchange import BodyBounds
+from muro.server.limits import HttpLimits, connections_for, file_limit
 
 _BODY_BYTES_PER_TOKEN = 64
 _LEAST_BODY_BYTES, _MOST_BODY_BYTES = 4 << 20, 64 << 20
+_LEAST_BODY_VALUES = 1 << 20
+_CHAT_BODY_VALUES = 1 << 18
+_LARGE_BODY = 256 << 10
 
 RETRY_AFTER_SECONDS = 2.0
 """Hint for callers who come while this server shuts down: another one will have taken over by then."""
@@ -23,17 +33,40 @@ class Service:
     Args:
         llm: the model.
         names: what callers may call it, the best name first.
-        max_body_bytes: limit of a request's body; None: as `body_limit`.
+        limits: bounds of the HTTP side.
     """
 
-    def __init__(self, llm: AsyncLLM, names: Sequence[str], max_body_bytes: int | None = None) -> None:
+    def __init__(self, llm: AsyncLLM, names: Sequence[str], limits: HttpLimits | None = None) -> None:
         self.llm = llm
         self.names = list(names)
-        self.max_body_bytes = max_body_bytes or body_limit(llm.words.max_model_len)
+        self.limits = limits = limits or HttpLimits()
+        self.admission = Admission(limits)
+        self.connections = Connections(limits, connections_for(limits.max_connections, file_limit()))
+        self.outcomes: Counter[str] = Counter({"done": 0, "left": 0})
+        """How generating requests ended: answered, their caller gone, or by the code of their error."""
+        length = llm.words.max_model_len
+        size = limits.max_body_bytes or body_limit(length)
+        self.body_bounds = BodyBounds(size, max(_LEAST_BODY_VALUES, 2 * length), limits.body_timeout)
+        """Prompts as token ids hold as many values as tokens."""
+        self.chat_body_bounds = BodyBounds(size, _CHAT_BODY_VALUES, limits.body_timeout)
+        self._one_large = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) // 2))
         self.created = int(time.time())
         self._closing = False
         self._busy = 0
         self._changed = asyncio.Event()
+
+    @property
+    def closing(self) -> bool:
+        """Whether no request is taken any more."""
+        return self._closing
+
+    def obstacle(self) -> str | None:
+        """Why no request would be taken now; None if one would."""
+        try:
+            self.check_open()
+        except MuroError as error:
+            return reply_to(error).body.error.message
+        return None
 
     @property
     def busy(self) -> int:
@@ -49,6 +82,13 @@ class Service:
         if self._closing:
             raise OverloadedError("the server is shutting down", retry_after=RETRY_AFTER_SECONDS)
         self.llm.check_health()
+
+    def reading(self, size: int) -> contextlib.AbstractAsyncContextManager[object]:
+        """To be held while a body of `size` bytes is made into token ids.
+
+        Few large ones at once: each takes a core for a while, and the engine and all others need one too.
+        """
+        return self._one_large if size > _LARGE_BODY else contextlib.nullcontext()
 
     def check_model(self, name: str) -> str:
         """The name to answer with. Raises NotFoundError."""
@@ -80,6 +120,6 @@ class Service:
 def body_limit(max_model_len: int) -> int:
     """Bytes of a request's body: room for several prompts that fill the context, and not much more.
 
-    Reading JSON holds up every stream, for some 25 ms per million token ids.
+    Reading JSON holds up every stream: some 3 ms per million bytes of text, and 100 ms per million token ids.
     """
     return min(max(_LEAST_BODY_BYTES, max_model_len * _BODY_BYTES_PER_TOKEN), _MOST_BODY_BYTES)

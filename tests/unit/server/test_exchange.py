@@ -10,7 +10,7 @@ import pytest
 
 from muro.errors import BodyTooLargeError, InvalidRequestError
 from muro.server.errors import reply_to
-from muro.server.exchange import Exchange, GoneError, Message
+from muro.server.exchange import BodyBounds, Exchange, GoneError, Message
 
 
 class Wire:
@@ -47,8 +47,8 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_a_body_in_parts() -> None:
     async def test() -> None:
-        assert await Wire(part(b"ab", True), part(b""), part(b"c")).exchange().body(3) == b"ab"
-        assert await Wire(part(b"ab", True), part(b"c")).exchange().body(3) == b"abc"
+        assert await Wire(part(b"ab", True), part(b""), part(b"c")).exchange().body(BodyBounds(3, 9, 5.0)) == b"ab"
+        assert await Wire(part(b"ab", True), part(b"c")).exchange().body(BodyBounds(3, 9, 5.0)) == b"abc"
 
     run(test)
 
@@ -57,11 +57,11 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
     async def test() -> None:
         wire = Wire(part(b"x" * 11), headers={b"content-length": b"11"})
         with pytest.raises(BodyTooLargeError):
-            await wire.exchange().body(10)
+            await wire.exchange().body(BodyBounds(10, 9, 5.0))
         assert wire.incoming.qsize() == 1
         endless = Wire(*(part(b"x" * 6, True) for _ in range(5)))
         with pytest.raises(BodyTooLargeError):
-            await endless.exchange().body(10)
+            await endless.exchange().body(BodyBounds(10, 9, 5.0))
         assert endless.incoming.qsize() == 3
 
     run(test)
@@ -70,7 +70,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
 def test_a_caller_who_leaves_before_the_end_of_the_body() -> None:
     async def test() -> None:
         with pytest.raises(GoneError):
-            await Wire(part(b"x", True), GONE).exchange().body(10)
+            await Wire(part(b"x", True), GONE).exchange().body(BodyBounds(10, 9, 5.0))
 
     run(test)
 
@@ -80,7 +80,7 @@ def test_a_refused_body_is_drained_after_the_answer() -> None:
         wire = Wire(part(b"x" * 20, True), part(b"y" * 20, True), part(b"z"))
         exchange = wire.exchange()
         with pytest.raises(BodyTooLargeError) as caught:
-            await exchange.body(10)
+            await exchange.body(BodyBounds(10, 9, 5.0))
         await exchange.reply_error(reply_to(caught.value))
         assert wire.sent[0]["status"] == 413
         assert wire.sent_headers()[b"connection"] == b"close"

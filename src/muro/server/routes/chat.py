@@ -8,8 +8,7 @@ import msgspec
 
 from muro.llm.outputs import Piece
 from muro.llm.pipeline import Choice
-from muro.server.exchange import Exchange
-from muro.server.routes.generation import UsageField, generate
+from muro.server.routes.generation import UsageField
 from muro.server.schemas.chat import (
     ChatChoice,
     ChatCompletion,
@@ -20,41 +19,36 @@ from muro.server.schemas.chat import (
     Delta,
     max_tokens_of,
 )
-from muro.server.schemas.request import decode_request, sampling_params
 from muro.server.schemas.usage import Usage
 from muro.server.service import Service
 
 
-class ChatRoute:
-    """Answers chats."""
+class ChatDialect:
+    """See `reception.Dialect`."""
+
+    request_type = ChatCompletionRequest
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._words = service.llm.words
+        self.bounds = service.chat_body_bounds
 
-    async def __call__(self, exchange: Exchange) -> None:
-        service = self._service
-        service.check_open()
-        body = await exchange.body(service.max_body_bytes)
-        async with exchange.while_connected():
-            with service.at_work():
-                request = decode_request(body, ChatCompletionRequest)
-                model = service.check_model(request.model)
-                most = max_tokens_of(request)
-                params = sampling_params(request, most, service.llm.words.default_params())
-                prompt = await self._prompt(request, len(body))
-                form = ChatForm(f"chatcmpl-{exchange.request_id}", service.created_now(), model)
-                await generate(exchange, service, [prompt], request, params, most, form)
+    def asked(self, request: ChatCompletionRequest) -> int | None:
+        return max_tokens_of(request)
 
-    async def _prompt(self, request: ChatCompletionRequest, size: int) -> list[int]:
-        words = self._service.llm.words
-        text = await words.render_async(
+    most = asked
+
+    async def prompts(self, request: ChatCompletionRequest, size: int) -> list[list[int]]:
+        text = await self._words.render_async(
             request.messages,
             size,
             add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
             continue_final_message=request.continue_final_message,
             variables=request.chat_template_kwargs,
         )
-        return await words.encode_async(text, add_special=False)  # the template writes the special tokens
+        return [await self._words.encode_async(text, add_special=False)]  # the template writes the special tokens
+
+    def form(self, request_id: str, created: int, model: str) -> ChatForm:
+        return ChatForm(f"chatcmpl-{request_id}", created, model)
 
 
 class ChatForm:

@@ -8,8 +8,7 @@ import msgspec
 
 from muro.llm.outputs import Piece
 from muro.llm.pipeline import Choice
-from muro.server.exchange import Exchange
-from muro.server.routes.generation import UsageField, generate
+from muro.server.routes.generation import UsageField
 from muro.server.schemas.completions import (
     DEFAULT_MAX_TOKENS,
     Completion,
@@ -17,32 +16,31 @@ from muro.server.schemas.completions import (
     CompletionRequest,
     prompts_of,
 )
-from muro.server.schemas.request import decode_request, sampling_params
 from muro.server.schemas.usage import Usage
 from muro.server.service import Service
 
 
-class CompletionsRoute:
-    """Continues prompts."""
+class CompletionDialect:
+    """See `reception.Dialect`."""
+
+    request_type = CompletionRequest
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._words = service.llm.words
+        self.bounds = service.body_bounds
 
-    async def __call__(self, exchange: Exchange) -> None:
-        service = self._service
-        service.check_open()
-        body = await exchange.body(service.max_body_bytes)
-        async with exchange.while_connected():
-            with service.at_work():
-                request = decode_request(body, CompletionRequest)
-                model = service.check_model(request.model)
-                most = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-                params = sampling_params(request, most, service.llm.words.default_params())
-                add_special = request.add_special_tokens
-                words = service.llm.words
-                prompts = [await words.encode_async(p, add_special=add_special) for p in prompts_of(request)]
-                form = CompletionForm(f"cmpl-{exchange.request_id}", service.created_now(), model)
-                await generate(exchange, service, prompts, request, params, request.max_tokens, form)
+    def asked(self, request: CompletionRequest) -> int | None:
+        return request.max_tokens
+
+    def most(self, request: CompletionRequest) -> int | None:
+        return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+
+    async def prompts(self, request: CompletionRequest, size: int) -> list[list[int]]:
+        add_special = request.add_special_tokens
+        return [await self._words.encode_async(p, add_special=add_special) for p in prompts_of(request)]
+
+    def form(self, request_id: str, created: int, model: str) -> CompletionForm:
+        return CompletionForm(f"cmpl-{request_id}", created, model)
 
 
 class CompletionForm:

@@ -9,19 +9,9 @@ from muro.errors import NotFoundError
 from muro.ids import EngineRank
 from muro.server.exchange import Exchange
 from muro.server.metrics import CONTENT_TYPE, Exposition
+from muro.server.own_metrics import OwnCollector
 from muro.server.schemas.models import ModelCard, ModelList
 from muro.server.service import Service
-
-
-class HealthRoute:
-    """`GET /health`: 200 and nothing, or 503 and why."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, exchange: Exchange) -> None:
-        self._service.check_open()
-        await exchange.reply(200, b"", {})
 
 
 class VersionRoute:
@@ -64,7 +54,7 @@ class MetricsRoute:
         def in_flight() -> dict[EngineRank, int]:
             return {status.rank: status.in_flight for status in service.llm.engines()}
 
-        self._exposition = Exposition(service.llm.metrics, service.names[0], in_flight)
+        self._exposition = Exposition(service.llm.metrics, service.names[0], in_flight, OwnCollector(service))
 
     async def __call__(self, exchange: Exchange) -> None:
         await exchange.reply(200, self._exposition.text(), {"content-type": CONTENT_TYPE})

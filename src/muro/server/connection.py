@@ -1,0 +1,146 @@
+"""One connection of a caller, within bounds: how many there are, how long a head may take, when a reader is too slow.
+
+uvicorn has none of these bounds, and no other door for them than its protocol class: `BoundedConnection` derives from
+it and adds nothing else. Everything happens in the loop's thread. A timer runs only while there is something to wait
+for: the rest of a head that came in parts, or a reader that has left a full buffer alone.
+
+A connection above the bound is a *surplus* one: it is let in to ask for health, and its other requests are refused
+(see `gate`). Above `RESERVE` of those nobody is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from muro.server.limits import HttpLimits
+
+MAX_HEAD_BYTES = 64 << 10
+RESERVE = 64
+SURPLUS = "muro.surplus"
+"""Key of the ASGI scope: whether the connection is one too many."""
+
+_SEND_BUFFER = 256 << 10
+_TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 40\r\n"
+    b"connection: close\r\n\r\nThe head of the request came too slowly."
+)
+
+
+class Connections:
+    """What is counted over all connections of one server, and their bounds."""
+
+    def __init__(self, limits: HttpLimits, most: int) -> None:
+        self.limits = limits
+        self.most = most
+        self.open = 0
+        self.refused = 0
+        self.slow_heads = 0
+        self.slow_readers = 0
+
+    def protocol(self, **arguments: Any) -> BoundedConnection:
+        """A new connection; what uvicorn calls its protocol class."""
+        return BoundedConnection(self, **arguments)
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """See the module."""
+
+    def __init__(self, shared: Connections, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._shared = shared
+        self._surplus = False
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        shared = self._shared
+        shared.open += 1
+        super().connection_made(transport)
+        if shared.open > shared.most:
+            self._surplus = True
+            shared.refused += 1
+            if shared.open > shared.most + RESERVE:
+                transport.abort()
+                return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._shared.open -= 1
+        self._head_came()
+        self._reader_took()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too large.")
+            self._await_head()
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+        if self._surplus:
+            self.scope[SURPLUS] = True  # type: ignore[literal-required] # an extension of ours
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_came()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # From here on the connection is idle, which has a bound of its own.
+        self._head_came()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._reader_timer is None:
+            self._reader_timer = self.loop.call_later(self._shared.limits.slow_reader_timeout, self._reader_too_slow)
+
+    def resume_writing(self) -> None:
+        self._reader_took()
+        super().resume_writing()
+
+    def _await_head(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self._shared.limits.head_timeout, self._head_too_slow)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_too_slow(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self._shared.slow_heads += 1
+            if self._head_bytes:
+                self.transport.write(_TOO_SLOW)
+            self.transport.close()
+
+    def _reader_took(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+    def _reader_too_slow(self) -> None:
+        self._reader_timer = None
+        self._shared.slow_readers += 1
+        self.transport.abort()
+
+
+def bound_buffers(listener: socket.socket, slow_reader_timeout: float) -> None:
+    """Settings that accepted connections inherit: a bounded send buffer, and an end to callers who have vanished."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(slow_reader_timeout * 1000))

@@ -1,0 +1,85 @@
+"""How the server and its engines are, from memory alone: no engine is asked, so it can be told while one is stuck.
+
+Live: this process answers. Ready: a request would be taken now. What an engine does is read from its progress page,
+which an engine that was started elsewhere does not have.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from muro.clients.interface import EngineStatus
+from muro.server.probe import Probed
+from muro.server.service import Service
+
+
+class EngineHealth(msgspec.Struct, kw_only=True):
+    """One engine. Times in seconds; None: not known, or never."""
+
+    rank: int
+    state: str
+    phase: str | None = None
+    percent: float | None = None
+    pid: int | None = None
+    generation: int = 0
+    last_step_age: float | None = None
+    """Since its last step ended."""
+    step_age: float | None = None
+    """Since its present step began; None between steps."""
+    running: int | None = None
+    waiting: int | None = None
+    in_flight: int = 0
+    """Requests of this server that it has not ended."""
+    error: str | None = None
+
+
+class QueueHealth(msgspec.Struct):
+    """What waits for its first token."""
+
+    requests: int
+    tokens: int
+
+
+class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The body of `/health`. `status` is "ok" or "unavailable"; then `reason` says why."""
+
+    status: str
+    reason: str | None = None
+    engines: list[EngineHealth]
+    queue: QueueHealth
+    deep: list[Probed] | None = None
+
+
+def health(service: Service, now_ns: int) -> Health:
+    """The present state; `now_ns` on CLOCK_MONOTONIC."""
+    reason = service.obstacle()
+    admission = service.admission
+    return Health(
+        status="ok" if reason is None else "unavailable",
+        reason=reason,
+        engines=[engine_health(status, now_ns) for status in service.llm.engines()],
+        queue=QueueHealth(admission.queued_requests, admission.queued_tokens),
+    )
+
+
+def engine_health(status: EngineStatus, now_ns: int) -> EngineHealth:
+    """What is known of one engine."""
+    found = EngineHealth(
+        rank=status.rank,
+        state=status.state,
+        pid=status.pid,
+        generation=status.generation,
+        in_flight=status.in_flight,
+        error=status.error or None,
+    )
+    page = status.progress
+    if page is not None:
+        found.phase, found.percent = page.phase, page.percent
+        found.last_step_age = _age(page.step_ended_ns, now_ns)
+        found.step_age = _age(page.step_started_ns, now_ns) if page.stepping else None
+        found.running, found.waiting = page.running, page.waiting
+    return found
+
+
+def _age(since_ns: int, now_ns: int) -> float | None:
+    return max(0, now_ns - since_ns) / 1e9 if since_ns else None

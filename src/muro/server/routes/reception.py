@@ -1,0 +1,102 @@
+"""From the head of a generating request to its answer: refuse early, read, tokenise, join those that wait, generate.
+
+The order is the point: whatever can be refused is refused before the next, costlier thing is done, and each stage has
+a bound in memory or in time. A caller who leaves ends it at any stage.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+from muro.errors import InternalError, MuroError
+from muro.llm.pipeline import check_length
+from muro.server.admission import Ticket
+from muro.server.deadlines import HEADER, Deadlines, parse_timeouts
+from muro.server.exchange import BodyBounds, Exchange, GoneError
+from muro.server.routes.generation import Form, Job, generate
+from muro.server.schemas.request import GenerationOptions, decode_request, sampling_params
+from muro.server.service import Service
+
+R = TypeVar("R", bound=GenerationOptions)
+
+
+class Dialect(Protocol[R]):
+    """What is different between the routes that generate."""
+
+    @property
+    def request_type(self) -> type[R]:
+        """The body."""
+
+    @property
+    def bounds(self) -> BodyBounds:
+        """Of the body."""
+
+    def asked(self, request: R) -> int | None:
+        """How many tokens the caller asked for in so many words."""
+
+    def most(self, request: R) -> int | None:
+        """How many tokens there may be; None: up to the model's length."""
+
+    async def prompts(self, request: R, size: int) -> list[list[int]]:
+        """Token ids of each prompt; `size` of the body in bytes."""
+
+    def form(self, request_id: str, created: int, model: str) -> Form:
+        """How the answer is worded."""
+
+
+class GenerationRoute(Generic[R]):
+    """`POST` of one dialect."""
+
+    def __init__(self, service: Service, dialect: Dialect[R]) -> None:
+        self._service = service
+        self._dialect = dialect
+
+    async def __call__(self, exchange: Exchange) -> None:
+        outcome = "left"
+        try:
+            outcome = await self._serve(exchange)
+        except MuroError as error:
+            outcome = error.code
+            raise
+        except Exception as error:
+            if not isinstance(error, GoneError):
+                outcome = InternalError.code
+            raise
+        finally:
+            self._service.outcomes[outcome] += 1
+
+    async def _serve(self, exchange: Exchange) -> str:
+        """Gives how it ended, unless it raises: "done", "left", or the code of an error that was sent in a stream."""
+        service, outcome = self._service, "left"
+        service.check_open()
+        deadlines = Deadlines(service.limits, exchange.began)
+        if (header := exchange.header(_HEADER)) is not None:
+            deadlines.ask(parse_timeouts(header))
+        with service.admission.enter() as ticket:
+            async with deadlines.enforced():
+                body = await exchange.body(self._dialect.bounds, ticket.hold)
+            async with exchange.while_connected():
+                with service.at_work():
+                    outcome = await self._answer(exchange, body, ticket, deadlines)
+        return outcome
+
+    async def _answer(self, exchange: Exchange, body: bytes, ticket: Ticket, deadlines: Deadlines) -> str:
+        service, dialect = self._service, self._dialect
+        async with deadlines.enforced(), service.reading(len(body)):
+            request = decode_request(body, dialect.request_type)
+            if request.timeouts is not None:
+                deadlines.ask(request.timeouts)
+            model = service.check_model(request.model)
+            params = sampling_params(request, dialect.most(request), service.llm.words.default_params())
+            size = len(body)
+            del body
+            prompts = await dialect.prompts(request, size)
+        ticket.hold(0)
+        for prompt in prompts:
+            check_length(len(prompt), service.llm.words.max_model_len, dialect.asked(request))
+        ticket.queue(len(prompts) * request.n, sum(map(len, prompts)) * request.n)
+        form = dialect.form(exchange.request_id, service.created_now(), model)
+        return await generate(exchange, service, Job(prompts, request, params, ticket, deadlines), form)
+
+
+_HEADER = HEADER.lower().encode()
