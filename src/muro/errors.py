@@ -25,6 +25,7 @@ crosses the wire (see `wire.failure`), and the HTTP `status` that the server ans
      |   `- CallTimeoutError        no answer in time; it may still happen
      |- StartupError                an engine did not come up: rank, phase, exit status, last log lines
      |- EngineDeadError             an engine ended under us: rank, generation, pid, exit status, cause
+     |   `- CrashLoopError          it died so often that it is not started again
      |- ClientClosedError           you closed the client
      |- UsageError                  an object is used in a way that it does not allow
      |- ProtocolError               bytes that are not the protocol
@@ -241,7 +242,10 @@ class StartupError(MuroError):
 class EngineDeadError(MuroError):
     """An engine has ended; requests that were running on it are lost.
 
-    Attributes: as for `StartupError`, and `generation` (how often this rank had been restarted).
+    Attributes: as for `StartupError`, and
+        generation: how often this rank had been restarted.
+        restarting: whether a successor is on its way; then the same request may be sent again later.
+        retry_after: when that may be, a hint in seconds; None if there will be none.
     """
 
     code = "engine_dead"
@@ -257,6 +261,8 @@ class EngineDeadError(MuroError):
         pid: int | None = None,
         exit_status: int | None = None,
         log_tail: str = "",
+        restarting: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -265,6 +271,16 @@ class EngineDeadError(MuroError):
         self.pid = pid
         self.exit_status = exit_status
         self.log_tail = log_tail
+        self.restarting = restarting
+        self.retry_after = retry_after
+        self.restarting = restarting
+        self.retry_after = retry_after
+
+
+class CrashLoopError(EngineDeadError):
+    """An engine died more often than its restart budget allows; it is not started again. Carries the last death."""
+
+    code = "crash_loop"
 
 
 class ClientClosedError(MuroError):

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from muro.clients.session import Attempt
 from muro.errors import MuroError, UsageError
+from muro.ids import EngineRank, Generation
 from muro.wire.failure import error_from_wire
 from muro.wire.output import EngineCoreOutput, FinishReason
 
@@ -58,6 +59,12 @@ class AsyncStream:
         self._outputs = feed.outputs
         self._loop = loop
         self._open = True
+
+    @property
+    def engine(self) -> tuple[EngineRank, Generation]:
+        """See `interface.AsyncOutputStream.engine`."""
+        engine = self._attempt.engine
+        return engine.rank, engine.generation
 
     def __aiter__(self) -> AsyncStream:
         return self

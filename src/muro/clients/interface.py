@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from muro.ids import EngineRank
+from muro.ids import EngineRank, Generation
 from muro.wire.handshake import ReadyResponse
 from muro.wire.ops import Op
 from muro.wire.output import EngineCoreOutput
@@ -80,6 +80,11 @@ class AsyncOutputStream(Protocol):
 
     Use it in one `async for`; breaking out of it, cancelling its task or losing the stream aborts the request.
     """
+
+    @property
+    def engine(self) -> tuple[EngineRank, Generation] | None:
+        """Rank and generation of the engine that the request was sent to; None: to none yet."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[EngineCoreOutput]: ...
 

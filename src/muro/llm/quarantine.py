@@ -15,7 +15,6 @@ nobody runs any more, so that the next trial is one.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TypeVar
 
 from muro.errors import EngineDeadError, RequestFailedError
 from muro.llm.replay import sent_by_others
@@ -27,8 +26,6 @@ SUSPECT = 2
 """Strikes that make a suspect."""
 PATIENCE = 3
 """Deaths alone, without a token in between, that convict although a signal from outside may have been the cause."""
-
-K = TypeVar("K", bound=Hashable)
 
 
 class Case:
@@ -71,6 +68,7 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._cases: dict[Hashable, Case] = {}
+        self._running: dict[Engine, dict[Hashable, Case]] = {}
         self._count = 0
         self._line: dict[Hashable, Case] = {}
         self._tried: Hashable | None = None
@@ -86,10 +84,12 @@ class Quarantine:
 
     def leave(self, key: Hashable) -> None:
         """It has ended, or nobody wants it any more; unknown keys are ignored."""
-        self._cases.pop(key, None)
-        self._line.pop(key, None)
-        if self._tried == key:
-            self._tried = None
+        case = self._cases.pop(key, None)
+        if case is not None:
+            self._line.pop(key, None)
+            self._stop(key, case)
+            if self._tried == key:
+                self._tried = None
 
     def ask(self, key: Hashable) -> None:
         """It wants to run again; suspects stand in line from now on."""
@@ -105,18 +105,30 @@ class Quarantine:
             return False
         if not self._line:
             return not self._cases[key].suspect
-        if min(self._line, key=lambda other: self._line[other].rank) != key:
+        if self.first != key:
             return False
         self._tried = key
         self._line.pop(key).trials += 1
         return True
 
+    @property
+    def trying(self) -> bool:
+        """Whether one is being tried, and all others have to wait."""
+        return self._tried is not None
+
+    @property
+    def first(self) -> Hashable | None:
+        """The suspect who is to be tried next; None: there is none, all may run."""
+        return min(self._line, key=lambda key: self._line[key].rank, default=None)
+
     def began(self, key: Hashable, engine: Engine) -> None:
         """It was sent to an engine."""
-        self._cases[key].engine = engine
+        case = self._cases[key]
+        case.engine = engine
+        self._running.setdefault(engine, {})[key] = case
 
     def delivered(self, key: Hashable, count: int) -> bool:
-        """`count` new tokens were taken over, more than none; whether others may run now who could not before.
+        """`count` new tokens were taken over, more than none; whether its trial is over by that.
 
         They may be those of an attempt whose death is known already: then that death stays a strike.
         """
@@ -129,10 +141,12 @@ class Quarantine:
         self._tried = None
         return True
 
-    def died(self, engine: Engine, death: EngineDeadError) -> None:
-        """An engine has died with everything that was on it. Said again, it changes nothing."""
-        lost = [(key, case) for key, case in self._cases.items() if case.engine == engine]
-        for key, case in lost:
+    def died(self, engine: Engine, death: EngineDeadError) -> bool:
+        """An engine has died with everything that was on it; whether that was news."""
+        lost = self._running.pop(engine, None)
+        if lost is None:
+            return False
+        for key, case in lost.items():
             case.engine = None
             case.deaths.append(engine)
             case.strikes += 1
@@ -140,10 +154,19 @@ class Quarantine:
                 self._tried = None
             if len(lost) == 1:
                 _judge(case, death)
+        return True
 
     def verdict(self, key: Hashable) -> RequestFailedError | None:
         """The error of a convicted request: it must not run again."""
         return self._cases[key].verdict
+
+    def _stop(self, key: Hashable, case: Case) -> None:
+        """It is on no engine any more."""
+        if case.engine is not None:
+            running = self._running[case.engine]
+            del running[key]
+            if not running:
+                del self._running[case.engine]
 
 
 def _judge(case: Case, death: EngineDeadError) -> None:

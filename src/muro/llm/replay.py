@@ -11,15 +11,34 @@ Who may run at which time after deaths is the business of `quarantine`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
-from muro.errors import EngineDeadError, RequestFailedError
+from muro.errors import ConfigError, EngineDeadError, RequestFailedError
 from muro.wire.handshake import ReadyResponse
 from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, SamplingParams
 
+RESTART_WAIT = 60.0
+"""Seconds; see `DeathPolicy`."""
+
 _SENT_BY_OTHERS = frozenset({-1, -2, -9, -15})
 """Exit statuses of SIGHUP, SIGINT, SIGKILL and SIGTERM: what people, supervisors and the kernel send."""
+
+
+class DeathPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of requests when an engine dies that will be replaced."""
+
+    on_engine_death: Literal["fail", "replay"] = "fail"
+    """Of those that were running on it: an error, or they go on."""
+    restart_wait: float = RESTART_WAIT
+    """Seconds that requests which are not running wait for the new engine; 0: none, they fail at once."""
+
+    def __post_init__(self) -> None:
+        if self.on_engine_death not in ("fail", "replay"):
+            raise ConfigError(f'on_engine_death is {self.on_engine_death!r}; it must be "fail" or "replay"')
+        if not self.restart_wait >= 0:
+            raise ConfigError(f"restart_wait is {self.restart_wait}; it must not be negative")
 
 
 def understands(ready: ReadyResponse | None) -> bool:
@@ -58,11 +77,11 @@ def obstacle(request: EngineCoreRequest, num_delivered: int, engines: Iterable[R
     return None
 
 
-def cannot_continue(request_id: str, num_delivered: int, why: str, death: EngineDeadError) -> RequestFailedError:
+def cannot_continue(request_id: str, num_delivered: int, why: str, death: EngineDeadError | None) -> RequestFailedError:
     """The error for a request with an obstacle."""
     error = RequestFailedError(
         f"the engine died when {num_delivered} tokens of this request had been delivered, and it cannot be continued: "
-        f"{why}. {death.message}",
+        + (why if death is None else f"{why}. {death.message}"),
         request_id=request_id,
     )
     error.__cause__ = death

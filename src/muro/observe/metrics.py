@@ -63,6 +63,10 @@ class ServingMetrics:
         self.generation_tokens = 0
         self.finished: dict[str, int] = {}
         """Choices that ended, by finish reason."""
+        self.replayed = 0
+        """Attempts that were lost with their engine and made again."""
+        self.quarantined = 0
+        """Choices that were given up because they end engines."""
         self.time_to_first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.inter_token_latency = Histogram(BETWEEN_TOKENS_BOUNDS)
         self.time_per_output_token = Histogram(BETWEEN_TOKENS_BOUNDS)
