@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 import typer
 
+from muro.cli.http_options import HttpOptions
 from muro.errors import ConfigError
 
 O = TypeVar("O", bound=msgspec.Struct)  # noqa: E741
@@ -23,7 +24,7 @@ Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while se
 12 (an engine alone) its front-end has gone."""
 
 
-class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+class ServeOptions(HttpOptions, frozen=True, kw_only=True):
     """Flags of `muro serve`; named as those of `vllm serve` where they mean the same."""
 
     model: Annotated[
@@ -157,7 +158,8 @@ def flags(options: type[O]) -> Callable[[Callable[[O], None]], Callable[..., Non
                 default=inspect.Parameter.empty if field.required else field.default,
                 annotation=hints[field.name],
             )
-            for field in msgspec.structs.fields(options)
+            # Those of bases come last, as does what is looked up least often.
+            for field in sorted(msgspec.structs.fields(options), key=lambda f: f.name not in options.__annotations__)
         ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = hints

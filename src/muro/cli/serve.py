@@ -12,6 +12,7 @@ from muro.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from muro.llm.words import ModelChoice
+    from muro.server.limits import HttpLimits
     from muro.server.service import Service
 
 HELP = """Serve a model with an OpenAI-compatible API; its engine runs in a process of its own.
@@ -67,6 +68,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         import uvloop
 
         from muro.server.lifespan import ServerConfig, bind, serve
+        from muro.server.limits import raise_file_limit
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving HTTP (no module {error.name!r})", "serve") from None
     from muro.cli.progress import StartupShow
@@ -88,7 +90,13 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         port=options.port,
         served_names=tuple(options.served_model_name or ()),
         shutdown_timeout=options.shutdown_timeout,
+        limits=_limits(options),
+        api_key_file=options.api_key_file,
+        tls_certfile=options.ssl_certfile,
+        tls_keyfile=options.ssl_keyfile,
+        allowed_origins=tuple(options.allowed_origins or ()),
     )
+    raise_file_limit()
     listener = bind(config.host, config.port)
     with StartupShow() as show:
 
@@ -101,6 +109,16 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     if code == 0:
         print("stopped")
     return code
+
+
+def _limits(options: ServeOptions) -> HttpLimits:
+    import msgspec
+
+    from muro.server.limits import HttpLimits
+
+    given = {field: getattr(options, field, None) for field in HttpLimits.__struct_fields__}
+    given["keep_alive_timeout"] = options.timeout_keep_alive
+    return msgspec.structs.replace(HttpLimits(), **{name: value for name, value in given.items() if value is not None})
 
 
 def _announce(url: str, service: Service) -> None:
