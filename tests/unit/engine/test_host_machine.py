@@ -5,6 +5,7 @@ The model knows the echo engine exactly: after a step each live request has got 
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,6 +23,13 @@ from tests.support.scripted import Scripted
 
 CLIENTS = st.sampled_from([ClientIndex(i) for i in range(3)])
 IDS = st.sampled_from(["a", "b", "a#1", "a#2"])
+CALLS = st.one_of(
+    st.sampled_from([("is_sleeping", []), ("is_scheduler_paused", []), ("resume_scheduler", [])]),
+    st.tuples(
+        st.sampled_from(["pause_scheduler", "pause_generation"]),
+        st.tuples(st.sampled_from(["abort", "wait", "keep"]), st.booleans()).map(list),
+    ),
+)
 Key = tuple[ClientIndex, str]
 Said = tuple[ClientIndex, str, tuple[int, ...], FinishReason | None]
 
@@ -32,6 +40,8 @@ class Life:
 
     number: int
     left: int
+    held: bool = False
+    """Whether a pause keeps it from the engine."""
 
 
 @dataclass
@@ -40,10 +50,15 @@ class Model:
 
     live: dict[Key, Life] = field(default_factory=dict)
     stopping: bool = False
+    paused: str | None = None
+    refuses: bool = False
 
     def add(self, key: Key, life: Life) -> list[Said]:
         if self.stopping:
             return [(*key, (), FinishReason.ABORT)]
+        if self.refuses:
+            return [(*key, (), FinishReason.ERROR)]
+        life.held = self.paused is not None
         if self.live.pop(key, None):
             return [(*key, (), FinishReason.ERROR)]
         self.live[key] = life
@@ -57,9 +72,24 @@ class Model:
         self.abort(keys)
         return [(*key, (), FinishReason.ABORT) for key in keys]
 
+    def call(self, method: str, args: list[Any]) -> list[Said]:
+        if self.stopping:
+            return []
+        if method == "resume_scheduler":
+            self.paused, self.refuses = None, False
+            for life in self.live.values():
+                life.held = False
+        elif method.startswith("pause"):
+            self.paused, self.refuses = args[0], method == "pause_generation" and args[0] != "keep"
+            if self.paused == "abort":
+                return self.end([key for key, life in self.live.items() if not life.held])
+        return []
+
     def step(self) -> list[Said]:
         said: list[Said] = []
         for key, life in list(self.live.items()):
+            if life.held:
+                continue
             life.left -= 1
             said.append((*key, (life.number,), None if life.left else FinishReason.LENGTH))
             if not life.left:
@@ -102,10 +132,10 @@ class HostMachine(RuleBasedStateMachine):
         self.fast.append(event)
         self.inbox.append(event)
 
-    @rule(client=CLIENTS)
-    def receive_call(self, client: ClientIndex) -> None:
+    @rule(client=CLIENTS, call=CALLS)
+    def receive_call(self, client: ClientIndex, call: tuple[str, list[Any]]) -> None:
         self.calls += 1
-        self.inbox.append(Call(client, self.calls, "is_sleeping", []))
+        self.inbox.append(Call(client, self.calls, *call))
 
     @rule(client=CLIENTS, request_ids=st.lists(IDS, max_size=2, unique=True), everything=st.booleans())
     def sender_gives_up(self, client: ClientIndex, request_ids: list[str], everything: bool) -> None:
@@ -146,6 +176,8 @@ class HostMachine(RuleBasedStateMachine):
             case Add():
                 life = Life(event.prepared.prompt_token_ids[0], event.prepared.sampling_params.max_tokens)
                 return self.model.add((event.origin, event.request_id), life)
+            case Call():
+                return self.model.call(event.method, event.args)
             case Abort():
                 self.model.abort([(event.origin, i) for i in event.request_ids])
             case GivenUp():
@@ -165,12 +197,18 @@ class HostMachine(RuleBasedStateMachine):
 
     @invariant()
     def host_and_engine_hold_what_the_model_holds(self) -> None:
-        assert self.host.num_live == len(self.model.live) == len(self.engine.held)
+        held = sum(life.held for life in self.model.live.values())
+        assert self.host.num_live == len(self.model.live) == len(self.engine.held) + held
+        assert self.host.num_held == held
         assert set(self.host._by_wire) == set(self.model.live)
         waiting = sum(isinstance(event, Add) for event in self.inbox)
         assert self.admission.requests == len(self.model.live) + waiting
 
     def teardown(self) -> None:
+        if not self.model.stopping:
+            self.receive_call(ClientIndex(0), ("resume_scheduler", []))
+        elif self.model.paused:
+            self.abort_all()
         while self.inbox or self.host.has_work():
             self.take_input(5)
             self.step()
