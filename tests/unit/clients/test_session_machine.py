@@ -124,8 +124,8 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def reader_leaves(self, data: st.DataObject) -> None:
         life = data.draw(st.sampled_from(self.lives))
-        self.expect_aborts(self.session.drop([life.attempt]), [] if life.end else [life])
-        if not life.end:
+        self.expect_aborts(self.session.drop([life.attempt]), [] if life.end is not None else [life])
+        if life.end is None:
             self.finish([life], "dropped")
 
     @rule()
