@@ -14,7 +14,7 @@ from muro.config import Limits
 from muro.engine.admission import Admission
 from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, Routed
 from muro.engine.host import EngineHost
-from muro.engine.interface import StepResult, TakeAborts
+from muro.engine.interface import StepResult, TakeAborts, operation
 from muro.errors import EngineDeadError
 from muro.ids import ClientIndex, EngineRank
 from muro.process.lifecycle import Lifecycle, State, Step
@@ -62,6 +62,11 @@ class Engine(Scripted):
         self.steps = 0
         self.stalled = 0
         self.batches: list[int] = []
+        self.why: str | None = None
+        self.prompt_tokens = 0
+
+    def phase(self) -> str | None:
+        return self.why
 
     def step(self, take_aborts: TakeAborts) -> StepResult:
         self.steps += 1
@@ -70,7 +75,9 @@ class Engine(Scripted):
             self.stalled -= 1
             return StepResult([], executed=False)
         self.batches.append(len(self.held))
-        return super().step(take_aborts)
+        result = super().step(take_aborts)
+        result.prompt_tokens = self.prompt_tokens
+        return result
 
 
 class Recorder:
@@ -87,8 +94,10 @@ class Recorder:
 class Rig:
     """A loop and everything around it."""
 
-    def __init__(self, page: ProgressPage, *, drain: float = 0.0, policy: Any = None) -> None:
-        self.engine = Engine()
+    def __init__(
+        self, page: ProgressPage, *, drain: float = 0.0, policy: Any = None, engine: Engine | None = None
+    ) -> None:
+        self.engine = engine or Engine()
         self.page = page
         self.inbox = Inbox()
         self.outbox: OutputQueue = OutputQueue()
@@ -272,6 +281,83 @@ def test_the_page_shows_steps_and_tokens(rig: Rig) -> None:
     assert (progress.steps_started, progress.steps_ended, progress.tokens_out, progress.running) == (3, 3, 5, 0)
 
 
+def test_the_page_names_what_is_handled_before_it_is_handled(rig: Rig) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Watched(Engine):
+        def add_request(self, request_id: str, request: Any) -> None:
+            self.look()
+            super().add_request(request_id, request)
+
+        @operation
+        def look(self) -> None:
+            progress = rig.page.read()
+            seen.append((progress.activity, progress.events_taken))
+
+    rig = Rig(rig.page, engine=Watched())
+    rig.add("a", max_tokens=1)
+    rig.inbox.put(Call(C0, 1, "look", []))
+    rig.inbox.wake()
+    rig.run_until_asleep()
+    assert seen == [("a new request", 1), ("call look", 2)]
+    progress = rig.page.read()
+    assert progress.idle and progress.events_taken == 2, "a wake-up is nobody's input"
+
+
+def test_the_page_shows_why_nothing_comes_out(rig: Rig) -> None:
+    rig.page.set_phase("serving")
+    reasons = {2: "grammar", 3: "grammar"}
+    seen: list[str] = []
+
+    def during(step: int) -> None:
+        seen.append(rig.page.read().phase)
+        rig.engine.stalled = 1 if step in reasons else 0
+        rig.engine.why = reasons.get(step)
+
+    rig.engine.during = during
+    rig.add("a", max_tokens=3)
+    rig.run_until_asleep()
+    assert seen == ["serving", "serving", "grammar", "grammar", "serving"]
+    assert rig.page.read().phase == "serving"
+
+
+def test_the_page_shows_a_pause_and_its_end(rig: Rig) -> None:
+    rig.page.set_phase("serving")
+    rig.add("a", max_tokens=3)
+    rig.engine.during = lambda step: (
+        rig.inbox.put(Call(C0, 1, "pause_scheduler", ["keep", False])) if step == 1 else None
+    )
+    rig.run_until_asleep()
+    paused = rig.page.read()
+    assert (paused.phase, paused.idle, paused.running, paused.waiting) == ("paused", True, 1, 0)
+    rig.add("b", max_tokens=1)
+    rig.run_until_asleep()
+    assert rig.page.read().waiting == 1
+    phases: list[str] = []
+    rig.engine.during = lambda step: phases.append(rig.page.read().phase)
+    rig.inbox.put(Call(C0, 2, "resume_scheduler", []))
+    rig.run_until_asleep()
+    assert phases == ["serving"] * 2
+    assert rig.finishes() == {"a": [LENGTH], "b": [LENGTH]}
+    ended = rig.page.read()
+    assert (ended.phase, ended.running, ended.waiting) == ("serving", 0, 0)
+
+
+def test_the_page_shows_what_counts_as_progress(rig: Rig) -> None:
+    rig.add("a", max_tokens=2)
+    rig.engine.prompt_tokens = 7
+    rig.run_until_asleep()
+    progress = rig.page.read()
+    assert (progress.tokens_out, progress.yielded) == (2, 2 + 2 * 7 + 1), "tokens, prompt tokens, an end"
+
+
+def test_the_page_forgets_requests_that_were_aborted_while_nothing_was_stepped(rig: Rig) -> None:
+    rig.add("a", max_tokens=9)
+    rig.engine.during = lambda step: rig.inbox.put(Abort(C0, ["a"]))
+    rig.run_until_asleep()
+    assert rig.page.read().running == 0
+
+
 def test_an_executor_that_failed_ends_the_loop(rig: Rig) -> None:
     rig.add("a")
     rig.inbox.put(ExecutorFailed(OSError("no device")))
@@ -312,6 +398,8 @@ def test_a_drain_lets_running_requests_finish_and_nothing_else_begin(page: Progr
     def during(step: int) -> None:
         if step == 1:
             rig.ask_to_stop()
+        else:
+            assert page.read().phase == "draining"
         if step == 3:
             rig.add("late")
             rig.inbox.put(Call(C0, 7, "is_sleeping", []))
