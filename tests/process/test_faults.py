@@ -115,6 +115,14 @@ def test_hanging_with_the_interpreter_lock(children: list[Child]) -> None:
     assert child.falls_silent() and child.process.poll() is None
 
 
+def test_another_thread_seizes_the_interpreter_lock(children: list[Child]) -> None:
+    child = Child("seize")
+    children.append(child)
+    assert child.falls_silent()
+    child.process.terminate()
+    assert child.falls_silent() and child.process.poll() is None
+
+
 def test_burning_the_processor(children: list[Child]) -> None:
     child = Child("spin")
     children.append(child)

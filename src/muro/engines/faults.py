@@ -10,13 +10,15 @@ A fault is written `place:kind` or `place:kind=argument`:
            exit=N      end the process with exit code N, without any clean-up
            hang        block for ever in native code that lets go of the interpreter lock
            hang_lock   the same, holding it
+           seize       let another thread take the interpreter lock, for ever
            spin        burn the processor for ever in Python
+           barren      go on stepping, but put nothing out any more
            sleep=S     be slow: S seconds
            thread=NAME make the thread NAME die
            executor    report a failure of the executor
            garble      hand out an output that cannot be encoded
 
-The kinds `executor` and `garble` need the engine's help, so `commit` leaves them to it.
+The kinds `barren`, `executor` and `garble` need the engine's help, so `commit` leaves them to it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ import msgspec
 from muro.errors import ConfigError, InvalidRequestError
 
 PLACES = ("construct", "loading", "preprocess", "add", "step", "output", "operation", "shutdown", "idle")
-KINDS = ("raise", "refuse", "signal", "exit", "hang", "hang_lock", "spin", "sleep", "thread", "executor", "garble")
+KINDS = (
+    "raise", "refuse", "signal", "exit", "hang", "hang_lock", "seize", "spin", "barren", "sleep", "thread", "executor",
+    "garble",
+)  # fmt: skip
 
 
 class FaultError(Exception):
@@ -60,7 +65,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def commit(fault: Fault, request_id: str | None = None) -> None:
-    """Do it. Returns only for `sleep`, `thread`, `executor` and `garble`."""
+    """Do it. Returns only for `sleep`, `thread`, `seize`, and for what is left to the engine."""
     match fault.kind:
         case "raise":
             raise FaultError(f"a fault was asked for in {fault.place}")
@@ -74,6 +79,8 @@ def commit(fault: Fault, request_id: str | None = None) -> None:
             _deadlock(ctypes.CDLL(None))
         case "hang_lock":
             _deadlock(ctypes.PyDLL(None))
+        case "seize":
+            threading.Thread(target=_deadlock, args=(ctypes.PyDLL(None),), name="seizes-the-lock", daemon=True).start()
         case "spin":
             while True:
                 pass

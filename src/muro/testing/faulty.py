@@ -39,6 +39,7 @@ class FaultyEngine(EchoEngine):
         self._options = options
         self._armed: list[Fault] = [parse_fault(options.fault)] if options.fault else []
         self._by_request: dict[str, Fault] = {}
+        self._barren = False
         self._executor_failed: FailureCallback | None = None
         self._reach("construct")
         for done in range(LOADING_STEPS):
@@ -76,6 +77,9 @@ class FaultyEngine(EchoEngine):
             if fault.place == "step":
                 del self._by_request[request_id]
                 self._commit(fault, request_id)
+        if self._barren:
+            self.abort_requests(take_aborts())
+            return StepResult([])
         result = super().step(take_aborts)
         for output in result.outputs:
             self._reach("output", output.request_id, self._by_request.get(output.request_id), output)
@@ -121,6 +125,8 @@ class FaultyEngine(EchoEngine):
         if fault.kind == "executor":
             if self._executor_failed is not None:
                 self._executor_failed(RuntimeError("the executor was asked to fail"))
+        elif fault.kind == "barren":
+            self._barren = True
         elif fault.kind == "garble":
             if output is not None:
                 output.kv_transfer_params = {"awkward": object()}

@@ -140,6 +140,16 @@ def test_an_executor_that_fails_calls_back() -> None:
     assert harness.finishes("a") == [LENGTH], "what follows is not the engine's business"
 
 
+def test_a_barren_engine_goes_on_stepping_and_puts_nothing_out() -> None:
+    harness = StepHarness(build(fault="step:barren"))
+    submit(harness, "a")
+    submit(harness, "b")
+    assert all(harness.step() for _ in range(20)) and harness.host.has_work()
+    harness.abort_during_step("a")
+    harness.step()
+    assert not harness.outputs("a") and not harness.outputs("b") and harness.host.num_live == 1
+
+
 @pytest.mark.parametrize("kind", sorted(set(AWKWARD) - {"raise", "long"}))
 def test_awkward_answers_are_given(kind: str) -> None:
     harness = StepHarness(build())

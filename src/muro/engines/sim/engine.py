@@ -101,6 +101,7 @@ class SimEngine(Engine):
         self._schedule = schedule
         self._greedy = greedy
         self._live: dict[str, Fault | None] = {}
+        self._barren = False
         self._executor_failed: FailureCallback | None = None
         self._idle = _IdlePlace(schedule, self._commit)
 
@@ -137,6 +138,9 @@ class SimEngine(Engine):
         for request_id, fault in [(i, f) for i, f in self._live.items() if f is not None and f.place == "step"]:
             self._live[request_id] = None
             self._commit(fault, request_id)
+        if self._barren:
+            self._inner.abort_requests(self._forget(take_aborts()))
+            return StepResult([])
         result = self._inner.step(lambda: self._forget(take_aborts()))
         for output in result.outputs:
             self._reach_output(output)
@@ -213,6 +217,8 @@ class SimEngine(Engine):
         if fault.kind == "executor":
             if self._executor_failed is not None:
                 self._executor_failed(RuntimeError("the executor was asked to fail"))
+        elif fault.kind == "barren":
+            self._barren = True
         elif fault.kind == "garble":
             if output is not None:
                 output.kv_transfer_params = {"awkward": object()}

@@ -40,7 +40,7 @@ def test_reading_and_writing(text: str, fault: Fault, when: When) -> None:
         ("hang@time=-1", "not negative"),
         ("hang@chance=0", "chance lies in"),
         ("hang@chance=1.5", "chance lies in"),
-        ("idle:raise", "what can be done there is executor, exit, hang"),
+        ("idle:raise", "what can be done there is barren, executor, exit, hang"),
         ("idle:hang@times=2", "its only condition is time"),
     ],
 )
