@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -101,13 +102,11 @@ class SessionMachine(RuleBasedStateMachine):
         in_flight = any(life.caller == caller for life in self.live())
         reachable = any(self.serving.values()) if rank is None else self.serving[rank]
         sink = None if self.batches else Sink()
-        try:
-            attempt, message = self.session.add(request, sink, 0.0)
-        except MuroError as error:
-            wanted = self.ended or (InvalidRequestError if in_flight else EngineDeadError)
-            assert type(error) is wanted and (self.ended or in_flight or not reachable)
+        if self.ended or in_flight or not reachable:
+            with pytest.raises(self.ended or (InvalidRequestError if in_flight else EngineDeadError)):
+                self.session.add(request, sink, 0.0)
             return
-        assert not self.ended and not in_flight and reachable
+        attempt, message = self.session.add(request, sink, 0.0)
         to, sent = self.read(message)
         assert to == (rank if rank is not None else to) and self.serving[to]
         wire = sent.request_id  # type: ignore[union-attr]
@@ -194,12 +193,12 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(rank=st.none() | RANKS)
     def call(self, rank: int | None) -> None:
         over: list[None] = []
-        try:
-            call, messages = self.session.call(IS_SLEEPING, (), rank, lambda: over.append(None))
-        except MuroError as error:
-            reachable = all(self.serving.values()) if rank is None else self.serving[rank]
-            assert type(error) is (self.ended or EngineDeadError) and (self.ended or not reachable)
+        reachable = all(self.serving.values()) if rank is None else self.serving[rank]
+        if self.ended or not reachable:
+            with pytest.raises(self.ended or EngineDeadError):
+                self.session.call(IS_SLEEPING, (), rank, lambda: over.append(None))
             return
+        call, messages = self.session.call(IS_SLEEPING, (), rank, lambda: over.append(None))
         sent = [self.read(message) for message in messages]
         waiting = {request.call_id: to for to, request in sent}  # type: ignore[union-attr]
         assert sorted(waiting.values()) == ([0, 1] if rank is None else [rank])
