@@ -52,6 +52,8 @@ class EngineNumbers(msgspec.Struct):
     kv_cache_usage: float = 0.0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    reported_at: float | None = None
+    """When the last report came, on the clock of who told of it."""
 
 
 class ServingMetrics:
@@ -76,15 +78,23 @@ class ServingMetrics:
         self.generation_length = Histogram(TOKENS_BOUNDS)
 
     def engine_report(
-        self, rank: EngineRank, running: int, waiting: int, kv_cache_usage: float, queries: int, hits: int
+        self,
+        rank: EngineRank,
+        running: int,
+        waiting: int,
+        kv_cache_usage: float,
+        queries: int,
+        hits: int,
+        now: float | None = None,
     ) -> None:
-        """An engine's news; `queries` and `hits` are tokens since its last report."""
+        """An engine's news at `now`; `queries` and `hits` are tokens since its last report."""
         numbers = self.engines.setdefault(rank, EngineNumbers())
         numbers.running = running
         numbers.waiting = waiting
         numbers.kv_cache_usage = kv_cache_usage
         numbers.prefix_cache_queries += queries
         numbers.prefix_cache_hits += hits
+        numbers.reported_at = now
 
 
 class ChoiceClock:

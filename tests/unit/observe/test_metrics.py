@@ -18,7 +18,8 @@ def test_a_histogram_counts_by_upper_bound() -> None:
 def test_an_engines_reports_are_its_state_and_its_sums() -> None:
     metrics = ServingMetrics()
     metrics.engine_report(EngineRank(1), 3, 4, 0.5, 100, 10)
-    metrics.engine_report(EngineRank(1), 2, 0, 0.25, 50, 5)
+    metrics.engine_report(EngineRank(1), 2, 0, 0.25, 50, 5, now=12.5)
     numbers = metrics.engines[EngineRank(1)]
     assert (numbers.running, numbers.waiting, numbers.kv_cache_usage) == (2, 0, 0.25)
     assert (numbers.prefix_cache_queries, numbers.prefix_cache_hits) == (150, 15)
+    assert numbers.reported_at == 12.5
