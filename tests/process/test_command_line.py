@@ -1,6 +1,7 @@
 """The other commands: load on a server, an engine alone, a model's directory, help that teaches."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -8,8 +9,10 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from muro.cli.options import EXIT_CODES, ServeOptions
 from muro.models import catalog
 from tests.support.deadline import until
 from tests.support.server import Server
@@ -29,11 +32,24 @@ def muro(*arguments: str, code: int = 0) -> str:
 def test_every_help_teaches(command: tuple[str, ...]) -> None:
     shown = muro(*command, "--help")
     assert "Usage" in shown
-    assert len(shown.splitlines()) > 8
+    assert len(shown.splitlines()) > 7
 
 
 def test_the_help_names_the_exit_codes() -> None:
-    assert all(words in muro("serve", "--help") for words in ("10 the engine failed", "11 it did not start"))
+    assert " ".join(EXIT_CODES.split()) in " ".join(muro("serve", "--help").split())
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_help_cuts_no_flag(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = muro("serve", "--help")
+    for field in msgspec.structs.fields(ServeOptions):
+        if field.name != "model":
+            assert re.search(rf"--{field.name.replace('_', '-')}\b", shown), field.name
+    assert "\u2026" not in shown
+    assert shown.index("Model and engine:") < shown.index("HTTP:") < shown.index("Engines elsewhere:")
+    if width == 80:
+        assert max(map(len, shown.splitlines())) <= width
 
 
 @pytest.mark.parametrize("spelling", ["version", "--version"])
@@ -80,7 +96,10 @@ def test_engines_that_are_started_elsewhere() -> None:
     headless = ("serve", "--engine", "echo", "--headless", "--data-parallel-rpc-port", port)
     with Server("--engine", "echo", *apart) as server:
         until(lambda: "waiting for it" in server.errors(), within=20)
-        with subprocess.Popen([sys.executable, "-m", "muro", *headless]) as engine:
+        with subprocess.Popen([sys.executable, "-m", "muro", *headless], stdout=subprocess.PIPE) as engine:
+            assert engine.stdout is not None
+            said = engine.stdout.readline().decode()
+            assert f"engine 0 (echo) dials the front-end at tcp://127.0.0.1:{port} and waits for it" in said
             server.ready()
             with server.http() as http:
                 assert http.post("/v1/completions", json={"prompt": "ab", "max_tokens": 2}).status_code == 200
@@ -90,6 +109,12 @@ def test_engines_that_are_started_elsewhere() -> None:
 
 def test_an_unknown_model() -> None:
     assert "demo" in muro("pull", "nonsense", code=2)
+
+
+def test_a_directory_that_does_not_exist() -> None:
+    """What `make serve MODEL=/wrong` says, too: it asks `muro pull` for what is no directory."""
+    for path in ("/no/such/model", "./model"):
+        assert f"there is no directory '{path}'" in muro("pull", path, code=2)
 
 
 @pytest.mark.model

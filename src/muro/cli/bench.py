@@ -9,16 +9,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from muro.cli.help import Command
 from muro.cli.options import flags, pairs
 
 HELP = """Measure: the wall itself, any OpenAI-compatible server, the bare model.
 
+\b
 Examples:
-
     muro bench wall
-
     muro bench serve http://127.0.0.1:8000 --concurrency 16 --max-tokens 64
-
     muro bench executor "$(muro pull demo)"
 """
 
@@ -94,9 +93,9 @@ def executor(options: ExecutorOptions) -> None:
 
 def make_app() -> typer.Typer:
     """The group of commands."""
-    app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown")
+    app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
     for command in (wall, serve, executor):
-        app.command(command.__name__, help=command.__doc__)(command)
+        app.command(command.__name__, cls=Command, help=command.__doc__)(command)
     return app
 
 

@@ -10,13 +10,11 @@ from muro.wire.failure import ExitCode
 
 HELP = """An inference engine in a process of its own, and an OpenAI-compatible server in front of it.
 
+\b
 First steps:
-
-    muro serve --engine echo                  a server that repeats what it is told
-
+    muro serve --engine echo                  repeats what it is told
     muro serve "$(muro pull demo)"            a small real model
-
-    muro bench serve http://127.0.0.1:8000    put load on it
+    muro bench serve http://127.0.0.1:8000    puts load on it
 """
 
 
@@ -54,12 +52,13 @@ def _run() -> None:
     except ModuleNotFoundError:
         raise MissingExtraError("the command line", "cli") from None
     from muro.cli import bench, pull, serve
+    from muro.cli.help import Command
 
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     version_flag = typer.Option(False, "--version", is_eager=True, callback=_tell_version, help="Print the version.")
@@ -69,9 +68,11 @@ def _run() -> None:
     def before_any_command(asked: bool = version_flag) -> None:
         """Flags that need no command."""
 
-    app.command("serve", help=serve.HELP)(serve.serve)
-    app.command("pull", help=pull.HELP)(pull.pull)
-    app.add_typer(bench.make_app(), name="bench")
+    app.command("serve", cls=Command, help=serve.HELP, short_help="Serve a model with an OpenAI-compatible API.")(
+        serve.serve
+    )
+    app.command("pull", cls=Command, help=pull.HELP)(pull.pull)
+    app.add_typer(bench.make_app(), name="bench", short_help="Measure: the wall, a server, the bare model.")
 
     @app.command("version", help="Print the version.")
     def show_version() -> None:

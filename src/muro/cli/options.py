@@ -21,7 +21,7 @@ _HTTP, _ENGINE, _MANY = "HTTP", "Model and engine", "Engines elsewhere"
 
 EXIT_CODES = """\
 Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while serving; 11 it did not start;
-12 (an engine alone) its front-end has gone."""
+12 (with --headless) the front-end has gone."""
 
 
 class ServeOptions(HttpOptions, frozen=True, kw_only=True):
@@ -98,7 +98,10 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
     headless: Annotated[
         bool,
         typer.Option(
-            "--headless", help="No HTTP: run one engine here, which dials a front-end elsewhere.", rich_help_panel=_MANY
+            "--headless",
+            help="No HTTP: run one engine here. It dials the front-end at --data-parallel-address, "
+            "--data-parallel-rpc-port, and waits for it, --startup-timeout seconds at most.",
+            rich_help_panel=_MANY,
         ),
     ] = False
     data_parallel_size: Annotated[

@@ -17,8 +17,8 @@ HELP = """Fetch a model and prepare it. Prints the model directory as the last l
 
 Models and caches live in $MURO_HOME, else in muro/ of the user's cache directory.
 
+\b
 Example:
-
     muro serve "$(muro pull demo)"
 """
 

@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from muro.cli.options import ServeOptions, engine_options, flags
+from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags
 from muro.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -15,20 +15,16 @@ if TYPE_CHECKING:
     from muro.server.limits import HttpLimits
     from muro.server.service import Service
 
-HELP = """Serve a model with an OpenAI-compatible API; its engine runs in a process of its own.
+HELP = f"""Serve a model with an OpenAI-compatible API; its engine runs in a process of its own.
 
+\b
 Examples:
-
     muro serve ~/.cache/muro/models/SmolLM2-135M-Instruct
-
     muro serve --engine echo --port 9000
-
     muro serve --engine my_engine.py:MyEngine --engine-option depth=3
+    muro serve demo --headless -dpa 10.0.0.1 -dpp 29550
 
-    muro serve demo --headless --data-parallel-address 10.0.0.1 --data-parallel-rpc-port 29550
-
-Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while serving; 11 it did not start;
-12 (with --headless) the front-end has gone.
+{EXIT_CODES}
 """
 
 
@@ -150,5 +146,10 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
         shutdown_timeout=options.shutdown_timeout,
         handshake_timeout=options.startup_timeout,
         log_level=options.log_level.upper(),
+    )
+    print(
+        f"engine {config.rank} ({config.engine}) dials the front-end at {config.handshake_address} and waits for it, "
+        f"{config.handshake_timeout:g} s at most   (Ctrl-C stops it)",
+        flush=True,
     )
     return run_headless(config)

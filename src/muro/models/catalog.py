@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from muro.errors import ConfigError
@@ -46,5 +48,6 @@ def find(name: str) -> CatalogEntry:
     """The entry of that name. Raises ConfigError that lists the names there are."""
     entry = CATALOG.get(name)
     if entry is None:
-        raise ConfigError(f"there is no model {name!r} to fetch; there is: {', '.join(sorted(CATALOG))}")
+        what = "directory" if os.sep in name or name.startswith(".") else "model"
+        raise ConfigError(f"there is no {what} {name!r}; models that can be fetched: {', '.join(sorted(CATALOG))}")
     return entry

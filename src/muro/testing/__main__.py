@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from muro.errors import ConfigError
+from muro.errors import MuroError
 from muro.testing.conformance import CASES, check_engine
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     cases = [case for case in CASES if asked.case is None or case.name in asked.case]
     try:
         report = check_engine(asked.engine, options=options, model=asked.model, cases=cases, reuse=asked.reuse)
-    except ConfigError as error:
+    except MuroError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     sys.stdout.write(f"{report}\n")

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from muro.engine import loader
 from muro.engine.interface import EngineCore
 from muro.engine.loader import Factory, build_engine, find_factory
+from muro.errors import MuroError, StartupError
 from muro.testing.cases import CASES, Case
 from muro.testing.trial import ContractError, Trial
 
@@ -86,25 +89,30 @@ def check_engine(
 
     Raises:
         ConfigError: the name leads nowhere, or an option does not fit; no case was run then.
+        StartupError: the first engine could not be built, because of what its own code raised.
     """
     name = engine if isinstance(engine, str) else getattr(engine, "__qualname__", repr(engine))
-    factory = find_factory(engine) if isinstance(engine, str) else engine
+    with _blaming(name):
+        factory = find_factory(engine) if isinstance(engine, str) else engine
 
     def build() -> EngineCore:
-        return build_engine(name, factory, model=model, options=dict(options or {}), report=lambda phase, percent: None)
+        with _blaming(name):
+            given = dict(options or {})
+            return build_engine(name, factory, model=model, options=given, report=lambda phase, percent: None)
 
     results = []
-    kept: EngineCore | None = build()  # a fault in the settings is nobody's failed case
+    kept: EngineCore | None = build()  # what keeps every engine from being built is nobody's failed case
     for case in cases:
         started = time.perf_counter()
         message = ""
-        used = kept if kept is not None else build()
+        used = kept
         try:
+            used = used or build()
             examine(case, used)
-        except ContractError as error:
+        except (ContractError, StartupError) as error:
             message = str(error)
         kept = used if reuse and not message else None
-        if kept is None:
+        if kept is None and used is not None:
             _discard(used)
         results.append(Result(case, message, time.perf_counter() - started))
     if kept is not None:
@@ -129,6 +137,23 @@ def examine(case: Case, engine: EngineCore) -> None:
         seen = str(error) if isinstance(error, ContractError) else f"it raised {type(error).__name__}: {error}"
         cause = None if isinstance(error, ContractError) else error
         raise ContractError(f"{case.name}: {seen}\n  demanded: {case.demand}\n  by: {case.where}") from cause
+
+
+@contextlib.contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Say of what an engine's own code raises while it is imported and built whose it is, and where it was raised."""
+    try:
+        yield
+    except (MuroError, ContractError):
+        raise
+    except Exception as error:
+        ours = (__file__, loader.__file__)
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if f.filename[0] != "<" and f.filename not in ours
+        ]
+        at = f"\n  raised in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+        what = f"engine {name!r} could not be built: {type(error).__name__}: {error}{at}"
+        raise StartupError(what, phase="loading") from error
 
 
 def _discard(engine: EngineCore) -> None:

@@ -12,3 +12,9 @@ def test_entries_are_found_by_name() -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'other'.*demo"):
         find("other")
+
+
+@pytest.mark.parametrize("path", ["/wrong", "./demo", "models/demo", ".."])
+def test_a_path_is_told_from_a_name(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"there is no directory .*; models that can be fetched: demo"):
+        find(path)

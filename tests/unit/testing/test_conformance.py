@@ -301,6 +301,44 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         main(["echo", "--option", "novalue"])
 
 
+class Broken(EchoEngine):
+    def __init__(self) -> None:
+        raise ValueError("no such device: gpu7")
+
+
+class BreaksLater(EchoEngine):
+    built = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).built += 1
+        if self.built == 2:
+            raise OSError("out of memory")
+
+
+def test_what_an_engine_raises_while_it_is_built_is_one_message(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "unreadable.py").write_text("def x(:")
+    (tmp_path / "incomplete.py").write_text("import nothing_there")
+    for engine, words in {
+        f"{__file__}:Broken": r"could not be built: ValueError: no such device: gpu7\n  raised in .*, line \d+\n",
+        f"{tmp_path}/unreadable.py:X": r"could not be built: SyntaxError: .*unreadable.py, line 1\)\n",
+        f"{tmp_path}/incomplete.py:X": r"could not be built: ModuleNotFoundError: .*nothing_there'\n  raised in .*\n",
+    }.items():
+        assert main([engine, "--case", "info"]) == 2
+        said = capsys.readouterr()
+        assert re.search(words + r"\Z", said.err)
+        assert "Traceback" not in said.err
+        assert said.out == ""
+
+
+def test_an_engine_that_cannot_be_built_again_fails_that_case_alone() -> None:
+    report = check_engine(BreaksLater, cases=CASES[:3])
+    assert [result.passed for result in report.results] == [True, False, True]
+    assert "out of memory" in str(report)
+
+
 def readme_example() -> str:
     found = re.search(r"<!-- example: engine -->.*?```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert found, "the README shows no engine"
