@@ -130,13 +130,17 @@ def test_terminate_is_heard(nursery: Nursery) -> None:
     assert child.poll() == 1  # signals that it has counted
 
 
-@pytest.mark.parametrize("target", ["ignore_term", "hold_lock"])
-def test_stop_kills_who_does_not_hear(nursery: Nursery, target: str) -> None:
-    child = nursery(target)
-    in_phase(child, "waiting" if target == "ignore_term" else "holding")
-    if target == "hold_lock":
-        os.kill(child.pid, signal.SIGSTOP)  # not even the kernel's default action for SIGTERM
+def test_stop_kills_who_does_not_hear(nursery: Nursery) -> None:
+    child = nursery("ignore_term")
+    in_phase(child, "waiting")
     assert stop([child], 0.1) == [-signal.SIGKILL]
+
+
+def test_who_is_stopped_hears_of_it_too(nursery: Nursery) -> None:
+    child = nursery("stop_politely")
+    in_phase(child, "waiting")
+    os.kill(child.pid, signal.SIGSTOP)
+    assert stop([child], 20) == [1]  # signals that it has counted
 
 
 def test_descendants_end_with_the_child(nursery: Nursery) -> None:

@@ -1,14 +1,15 @@
 """First code of a child process; run by file path: ``python -P boot.py module:function ... --config-fd N``.
 
-Reads the configuration, arms the life-line, takes over the parent's import path, and only then imports the
-target and calls it with a `ChildContext`. The target's return value is the exit code. The words between
+Reads the configuration, takes over the parent's import path, posts the warden, arms the life-line, and only then
+imports the target and calls it with a `ChildContext`. The target's return value is the exit code. The words between
 target and ``--config-fd`` are for people who look at the process list.
 
 Does not import the caller's main module, and handles no signal: until the target installs `StopSignals`,
 SIGTERM and SIGINT do what they do by default.
 
 Invariants:
-- Before the life-line is armed nothing is imported but the standard library.
+- Before the warden is posted and the life-line armed nothing is imported but the standard library, and there is
+  one thread: so a fork is safe, and small.
 - Whatever ends the target early leaves a failure record, even if muro itself cannot be imported. The record
   is therefore plain JSON, written here with the standard library alone (see `wire.failure.FailureRecord`).
 """
@@ -35,6 +36,7 @@ def main() -> int:
     phase = "boot"
     try:
         sys.path[:] = config["sys_path"]
+        _post_warden(config)
         from muro.child.lifeline import arm
 
         arm(config["lifeline_fd"], config["parent_pid"])
@@ -64,6 +66,15 @@ def _read_config(descriptor: int) -> dict[str, Any]:
         if name.endswith("_fd"):
             os.set_inheritable(value, False)  # ours alone, not for programs that the engine starts
     return config
+
+
+def _post_warden(config: dict[str, Any]) -> None:
+    from muro.child.warden import post
+
+    try:
+        post(config["tree"], config["parent_pid"], config["lifeline_fd"], config["report_fd"])
+    except OSError as error:  # no process can be made; then the parent looks for what we leave
+        sys.stderr.write(f"no warden could be posted: {error}\n")
 
 
 def _load(target: str) -> Any:

@@ -32,6 +32,10 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Memory file with the progress page."""
     log_fd: int
     """Another descriptor of the memory file behind standard output and error."""
+    report_fd: int
+    """Pipe on which the child's warden reports; the child itself closes it."""
+    tree: str
+    """Token in the environment of the child and of all that it starts."""
     sys_path: list[str]
     payload: dict[str, Any]
     """The target's own settings; opaque here."""

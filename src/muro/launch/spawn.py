@@ -7,12 +7,13 @@ whether the process lives, stops it, and tells afterwards why it ended.
 Linux only: a child is watched through a pidfd, and what is shared with it are memory files.
 
 Invariants:
-- Besides the standard three, exactly five descriptors go to the child. This process keeps its own ends of four
-  (life-line, failure record, progress page, log) and a pidfd; `Child.close` closes all of them.
+- Besides the standard three, exactly six descriptors go to the child. This process keeps its own ends of five
+  (life-line, failure record, progress page, log, the warden's report) and a pidfd; `Child.close` closes all of them.
 - The write end of the life-line exists in this process alone: it is close-on-exec, and forks made by Python
   close it. When it closes, the kernel kills the child.
 - The child is reaped here and nowhere else, under the handle's lock. Its process group is killed just before,
-  while the group's id cannot belong to anybody else, so nothing that it started in its group survives it.
+  while the group's id cannot belong to anybody else, so nothing that it started in its group survives it; what
+  has left the group is killed by its warden, for which `Child.close` waits.
 - A handle that was copied into a forked process does nothing there.
 - The parent's signal handling is never touched; all of this works in any thread and at interpreter exit.
 """
@@ -39,6 +40,7 @@ from muro.config import child_environment
 from muro.errors import ConfigError, StartupError
 from muro.launch.death import UNKNOWN_STATUS, Death
 from muro.launch.interpreter import executable, import_path, interpreter_arguments
+from muro.launch.tree import Tree
 from muro.transport.page import ProgressPage
 from muro.wire.failure import FailureRecord
 from muro.wire.progress import Progress
@@ -99,7 +101,8 @@ def _spawn(
     with contextlib.ExitStack() as lent, contextlib.ExitStack() as kept:
         _avoid_standard_descriptors(lent)
         parts = _Parts.open(kept, generation)
-        lifeline_read, parts.lifeline = _pipe(lent, kept)
+        lifeline_read, parts.lifeline = _lifeline(lent, kept)
+        report_write = parts.tree.lend(lent)
         config = ChildConfig(
             target=target,
             name=name,
@@ -108,6 +111,8 @@ def _spawn(
             failure_fd=parts.failure,
             page_fd=parts.page.fileno(),
             log_fd=parts.log,
+            report_fd=report_write,
+            tree=parts.tree.token,
             sys_path=import_path(),
             payload=dict(payload),
         )
@@ -118,8 +123,8 @@ def _spawn(
             stdin=subprocess.DEVNULL,
             stdout=parts.log,
             stderr=parts.log,
-            pass_fds=(config_fd, lifeline_read, parts.failure, parts.page.fileno(), parts.log),
-            env=env,
+            pass_fds=(config_fd, lifeline_read, report_write, parts.failure, parts.page.fileno(), parts.log),
+            env=env | parts.tree.environment(),
             process_group=0,  # Ctrl-C on the terminal reaches the parent first, which then decides
         )
         kept.callback(_kill_unheld, process)
@@ -131,10 +136,11 @@ def _spawn(
 class _Parts:
     """What this process keeps of a child's descriptors."""
 
-    def __init__(self, page: ProgressPage, failure: int, log: int) -> None:
+    def __init__(self, page: ProgressPage, failure: int, log: int, tree: Tree) -> None:
         self.page = page
         self.failure = failure
         self.log = log
+        self.tree = tree
         self.lifeline = -1
 
     @classmethod
@@ -144,10 +150,13 @@ class _Parts:
         page.set_phase(_FIRST_PHASE)
         log = create_log()
         kept.callback(os.close, log)
-        return cls(page, _memory_file(kept, "muro-failure", b""), log)
+        tree = Tree()
+        kept.callback(tree.close)
+        return cls(page, _memory_file(kept, "muro-failure", b""), log, tree)
 
     def close(self) -> None:
         _close_lifeline(self.lifeline)
+        self.tree.close()
         self.page.close()
         os.close(self.failure)
         os.close(self.log)
@@ -201,11 +210,12 @@ class Child:
         return self.poll() is not None
 
     def terminate(self) -> None:
-        """Ask it to stop (SIGTERM to the child alone)."""
+        """Ask it to stop: SIGTERM to the child alone, and SIGCONT, lest it be stopped and never hear of it."""
         with self._lock:
             if self.poll() is None and self._mine():
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it and everything in its process group at once (SIGKILL)."""
@@ -267,12 +277,13 @@ class Child:
             )
 
     def close(self) -> None:
-        """End it if it still lives, reap it, close all descriptors. May be called again, and never raises."""
+        """End it and all that it has started, reap it, close all descriptors. May be called again, and never raises."""
         with self._lock:
             if self._closed or os.getpid() != self._owner:
                 return
             self.kill()
-            self.wait(_REAP_TIMEOUT)
+            if self.wait(_REAP_TIMEOUT):
+                self._parts.tree.clear()
             self._closed = True
             self._parts.close()
             self._let_go()
@@ -318,7 +329,7 @@ def _memory_file(stack: contextlib.ExitStack, name: str, content: bytes) -> int:
     return descriptor
 
 
-def _pipe(lent: contextlib.ExitStack, kept: contextlib.ExitStack) -> tuple[int, int]:
+def _lifeline(lent: contextlib.ExitStack, kept: contextlib.ExitStack) -> tuple[int, int]:
     read_end, write_end = os.pipe()
     _lifelines.add(write_end)
     lent.callback(os.close, read_end)

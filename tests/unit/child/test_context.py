@@ -32,6 +32,8 @@ def config(record_file: int, page_fd: int) -> ChildConfig:
         failure_fd=record_file,
         page_fd=page_fd,
         log_fd=2,
+        report_fd=-1,
+        tree="0123",
         sys_path=["/"],
         payload={"engine": "echo"},
     )
