@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,6 +28,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes sent to one client and not yet read by it."""
 
 
+class CurveKeys(msgspec.Struct, frozen=True):
+    """With which keys an engine dials its front-end, in Z85. Crosses to a child in memory only; never shown."""
+
+    server: str
+    """The front-end's public key."""
+    public: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"CurveKeys(server={self.server!r}, public={self.public!r}, secret=...)"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process. Times in seconds."""
 
@@ -38,7 +50,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     """Options of the engine, opaque to muro."""
     rank: int = 0
+    generation: int = 0
+    """How often the engine of this rank has been restarted; set by whoever starts it."""
     handshake_address: str = ""
+    curve: CurveKeys | None = None
+    """Keys for its sockets; None dials in the clear."""
+    insecure_tcp: bool = False
+    """Whether it may dial in the clear to another machine."""
+    rejoin: bool = False
+    """Whether an engine that dials in keeps its weights and dials again when its front-end has gone."""
     local: bool = True
     headless: bool = False
     peer_release: str = "auto"
@@ -57,6 +77,28 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}; it must not be negative")
 
 
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether an engine that was started here and has died gets a successor. Times in seconds."""
+
+    policy: Literal["never", "on-failure", "always"] = "never"
+    """on-failure: unless it ended with exit code 0, or because its settings are wrong."""
+    backoff_first: float = 0.1
+    """Between a death and the start of the successor; doubles with each further death within `window`."""
+    backoff_max: float = 10.0
+    budget: int = 5
+    """Deaths within `window`, those of successors that did not even start included, that are followed by a restart;
+    with one more it is a crash loop, and nothing is started any more."""
+    window: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.backoff_first <= self.backoff_max:
+            raise ConfigError(
+                f"backoff_first is {self.backoff_first}; it must lie in 0 ... backoff_max ({self.backoff_max})"
+            )
+        if self.budget < 0 or self.window <= 0:
+            raise ConfigError(f"a restart budget of {self.budget} in {self.window} s makes no sense; 5 in 300 s works")
+
+
 class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A client and the engines behind it. Times in seconds."""
 
@@ -68,10 +110,20 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     """TCP host for engines that dial in; None keeps everything on ipc."""
     handshake_port: int = 0
+    curve_dir: str | None = None
+    """Directory with this front-end's CURVE keys and those of its engines (`muro keys new`); needs `host`."""
+    curve_secret_fd: int | None = None
+    """Inherited descriptor from which the front-end's secret key is read instead."""
+    insecure_tcp: bool = False
+    """Whether `host` may be reachable for others although nothing asks who they are."""
     startup_timeout: float = 600.0
     """How long an engine that is starting may show no progress before the start is given up."""
     close_timeout: float = 10.0
     """How long `close` waits for an engine that was asked to stop before it is killed."""
+    restart: RestartPolicy = RestartPolicy()
+    """What follows the death of an engine that was started here."""
+    stall_limit: float | None = 60.0
+    """How long an engine may owe something and do nothing before it is taken for stuck; None: as long as it likes."""
     socket_dir: str | None = None
     env: dict[str, str] = {}
     """Additional environment of the spawned engines."""
@@ -81,6 +133,12 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"num_engines is {self.num_engines}; it must lie in 1 ... 65536")
         if self.num_local_engines is not None and not 0 <= self.num_local_engines <= self.num_engines:
             raise ConfigError(f"num_local_engines is {self.num_local_engines}; it must lie in 0 ... {self.num_engines}")
+        if self.host is None and (self.curve_dir is not None or self.insecure_tcp):
+            raise ConfigError("curve_dir and insecure_tcp are for engines that dial in from elsewhere; host is not set")
+        if self.curve_dir is not None and self.insecure_tcp:
+            raise ConfigError("curve_dir and insecure_tcp exclude each other")
+        if self.curve_dir is None and self.curve_secret_fd is not None:
+            raise ConfigError("curve_secret_fd gives the secret key alone; curve_dir says where the peers' keys are")
         if self.startup_timeout <= 0:
             raise ConfigError(f"startup_timeout is {self.startup_timeout}; it must be positive")
 

@@ -51,7 +51,7 @@ def _run() -> None:
         import typer
     except ModuleNotFoundError:
         raise MissingExtraError("the command line", "cli") from None
-    from muro.cli import bench, pull, serve
+    from muro.cli import bench, keys, pull, serve
     from muro.cli.help import Command
 
     app = typer.Typer(
@@ -72,6 +72,7 @@ def _run() -> None:
         serve.serve
     )
     app.command("pull", cls=Command, help=pull.HELP)(pull.pull)
+    app.add_typer(keys.make_app(), name="keys", short_help="Keys for engines and front-ends on different machines.")
     app.add_typer(bench.make_app(), name="bench", short_help="Measure: the wall, a server, the bare model.")
 
     @app.command("version", help="Print the version.")

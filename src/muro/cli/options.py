@@ -75,6 +75,15 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
     startup_timeout: Annotated[
         float, typer.Option(help="Seconds that a starting engine may show no progress.", rich_help_panel=_ENGINE)
     ] = 600.0
+    stall_limit: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds for which an engine may owe something (the end of a step, a token, an answer) and do nothing "
+            "towards it; then it is taken for stuck and killed. Longer than the longest step. 0: for ever.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = 60.0
     log_level: Annotated[str, typer.Option(help="Of front-end and engine.", rich_help_panel=_ENGINE)] = "WARNING"
     host: Annotated[str, typer.Option(help="Address to serve on.", rich_help_panel=_HTTP)] = "127.0.0.1"
     port: Annotated[
@@ -144,6 +153,41 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
             rich_help_panel=_MANY,
         ),
     ] = 29550
+    rejoin: Annotated[
+        bool,
+        typer.Option(
+            "--rejoin",
+            help="With --headless: when the front-end goes, keep the weights, and serve the next one at that address.",
+            rich_help_panel=_MANY,
+        ),
+    ] = False
+    curve_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Talk to engines (or, with --headless, to the front-end) on other machines with keys: this machine's "
+            "and those of its peers, from a directory that `muro keys new` has made.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None
+    curve_secret_fd: Annotated[
+        int | None,
+        typer.Option(
+            min=3,
+            metavar="N",
+            help="Inherited descriptor to read this machine's secret key from, instead of the file in --curve-dir.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None
+    insecure_tcp: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-tcp",
+            help="Talk to other machines in the clear: whoever reaches the sockets can take part. Needed for peers "
+            "other than muro; without it, only 127.0.0.1 and ::1 are dialled or listened on without keys.",
+            rich_help_panel=_MANY,
+        ),
+    ] = False
 
 
 def flags(options: type[O]) -> Callable[[Callable[[O], None]], Callable[..., None]]:

@@ -78,7 +78,11 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         num_local_engines=local,
         host=options.data_parallel_address if elsewhere else None,
         handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
+        curve_dir=options.curve_dir,
+        curve_secret_fd=options.curve_secret_fd,
+        insecure_tcp=options.insecure_tcp,
         startup_timeout=options.startup_timeout,
+        stall_limit=options.stall_limit or None,
         engine=EngineConfig(log_level=options.log_level.upper()),
     )
     config = ServerConfig(
@@ -134,15 +138,22 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
 
     from muro.process.main import run_headless
     from muro.transport.endpoint import tcp_endpoint
+    from muro.transport.keys import engine_keys
 
     if options.data_parallel_size_local not in (None, 1):
         raise ConfigError("--headless runs one engine; start one command for each: --data-parallel-start-rank")
+    if options.curve_dir is not None and options.insecure_tcp:
+        raise ConfigError("--curve-dir and --insecure-tcp exclude each other")
+    keys = None if options.curve_dir is None else engine_keys(options.curve_dir, options.curve_secret_fd)
     config = msgspec.structs.replace(
         choice.engine_config(),
         rank=options.data_parallel_start_rank,
         handshake_address=tcp_endpoint(options.data_parallel_address, options.data_parallel_rpc_port),
         local=False,
         headless=True,
+        rejoin=options.rejoin,
+        curve=keys,
+        insecure_tcp=options.insecure_tcp,
         shutdown_timeout=options.shutdown_timeout,
         handshake_timeout=options.startup_timeout,
         log_level=options.log_level.upper(),

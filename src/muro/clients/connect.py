@@ -20,6 +20,7 @@ from muro.clients.doors import Doors
 from muro.clients.engine import KnownEngine
 from muro.clients.link import Link
 from muro.clients.polling import Polling
+from muro.clients.replacing import Replacer
 from muro.clients.session import Session
 from muro.clients.sync import SyncMPClient
 from muro.config import ConnectConfig, EngineConfig
@@ -28,13 +29,14 @@ from muro.launch.interpreter import engine_name
 from muro.launch.plan import plan_launch
 from muro.launch.shutdown import stop
 from muro.launch.startup import Started, StartupProgress, start
+from muro.launch.supervisor import Supervisor
 from muro.transport.wakeup import Wakeup
-from muro.wire.handshake import Features
+from muro.wire.handshake import HEARTBEAT, Features
 from muro.wire.releases import NEWEST, Layout, layout_of_engine
 
 OnProgress = Callable[[StartupProgress], None]
 
-_OURS = frozenset({"rank", "handshake_address", "local", "headless"})
+_OURS = frozenset({"rank", "generation", "handshake_address", "local", "headless", "curve", "insecure_tcp", "rejoin"})
 _CONNECT = frozenset(ConnectConfig.__struct_fields__) - {"engine"}
 _ENGINE = frozenset(EngineConfig.__struct_fields__) - _OURS
 
@@ -59,10 +61,12 @@ def connect(
         undo.callback(doors.close)
         started = _start(config, doors, on_progress, None)
         undo.callback(stop, started.children.values(), 0.0, force=True)
-        link = Link(doors, started.children, _layout(started), config.close_timeout)
+        link = _link(config, doors, started)
         polling = Polling(link)
         undo.callback(polling.close)
-        client = SyncMPClient(_session(started, config), link, polling.open())
+        undo.callback(link.stop, 0.0)
+        link.open(polling.open().interrupt)
+        client = SyncMPClient(_session(started, config), link, polling)
         undo.pop_all()
     return client
 
@@ -81,7 +85,8 @@ async def connect_async(
         undo.callback(doors.close)
         undo.callback(lambda: [stop(s.children.values(), 0.0, force=True) for s in started])
         await in_thread(lambda: started.append(_start(config, doors, on_progress, cancel)), cancel.set)
-        link = Link(doors, started[0].children, _layout(started[0]), config.close_timeout)
+        link = _link(config, doors, started[0])
+        undo.callback(link.stop, 0.0)
         client = AsyncMPClient(_session(started[0], config), link).start()
         undo.pop_all()
     return client
@@ -108,9 +113,15 @@ def make_config(config: ConnectConfig | None, settings: dict[str, Any]) -> Conne
 
 
 def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, cancel: Wakeup | None) -> Started:
-    features = Features(version("muro"))
-    plan = plan_launch(config, doors.addresses, doors.handshake_address, features)
+    features = Features(version("muro"), [HEARTBEAT])
+    plan = plan_launch(config, doors.addresses, doors.handshake_address, features, doors.engine_keys)
     return start(plan, doors.handshake, doors.inputs, on_progress=on_progress, cancel=cancel)
+
+
+def _link(config: ConnectConfig, doors: Doors, started: Started) -> Link:
+    replacer = Replacer(config, doors)
+    supervisor = Supervisor(started.children, policy=config.restart, replace=replacer)
+    return Link(doors, supervisor, replacer, _layout(started), config.close_timeout)
 
 
 def _session(started: Started, config: ConnectConfig) -> Session:

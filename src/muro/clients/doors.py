@@ -1,18 +1,20 @@
 """The sockets that engines dial, bound before any engine is started, and the directory of their files.
 
-Anybody who can reach them may send. An identity is never taken over while its connection lives, so a stranger
-cannot take an engine's place; and of what each peer sends, only a little waits here to be read: two of the
-sockets are read by nobody once the engines are ready.
+Over TCP they let in whoever has a key on the list (CURVE), or everybody who can reach them. Therefore an identity is
+never taken over while its connection lives, so a stranger cannot take an engine's place; and of what each peer
+sends, only a little waits here to be read: two of the sockets are read by nobody once the engines are ready.
 """
 
 from __future__ import annotations
 
 import contextlib
 
-from muro.config import ConnectConfig
+from muro.config import ConnectConfig, CurveKeys
 from muro.transport import sockets
-from muro.transport.endpoint import EndpointDirectory, ipc_endpoint, tcp_endpoint
-from muro.transport.sockets import Socket
+from muro.transport.endpoint import EndpointDirectory, check_clear, ipc_endpoint, tcp_endpoint
+from muro.transport.gate import Gate
+from muro.transport.keys import new_pair
+from muro.transport.sockets import Guard, Socket
 from muro.wire.handshake import MAX_HANDSHAKE_BYTES, Addresses
 
 _LARGEST_WORD = min(64 << 10, MAX_HANDSHAKE_BYTES)
@@ -23,35 +25,93 @@ _OUTPUTS_WAITING = 4096
 """Messages of one engine that wait for a client that reads slowly. The others wait in the engine, which merges them."""
 
 
-class Doors:
-    """The sockets that engines dial, bound before any engine is started."""
+class Wall:
+    """Where doors can be: a private directory of this machine, or a TCP host with or without a gate.
 
-    def __init__(self, directory: EndpointDirectory, handshake: Socket, inputs: Socket, outputs: Socket) -> None:
+    Args:
+        directory: open, unless `host` is given.
+        gate: open; None lets everybody in.
+    """
+
+    def __init__(self, directory: EndpointDirectory, host: str | None, gate: Gate | None) -> None:
         self._directory = directory
+        self._host = host
+        self._gate = gate
+
+    @classmethod
+    def open(cls, config: ConnectConfig) -> Wall:
+        """Raises ConfigError, also for a host that others can reach if nothing asks who they are."""
+        directory, gate = EndpointDirectory(config.socket_dir), None
+        if config.host is None:
+            directory.open()
+        elif config.curve_dir is None:
+            check_clear(tcp_endpoint(config.host), config.insecure_tcp)
+        else:
+            gate = Gate(config.curve_dir, config.curve_secret_fd).open()
+        return cls(directory, config.host, gate)
+
+    @property
+    def refused(self) -> int:
+        """Connections that were refused for their key."""
+        return 0 if self._gate is None else self._gate.refused
+
+    def router(self, role: str, port: int = 0) -> Socket:
+        """A bound ROUTER; its owner closes it. Raises ConfigError."""
+        address = self._address(role, port)
+        return sockets.bind_router(address, max_bytes=_LARGEST_WORD, receive_limit=_WORDS_WAITING, guard=self._guard)
+
+    def pull(self, role: str, max_bytes: int) -> Socket:
+        """A bound PULL; its owner closes it. Raises ConfigError."""
+        address = self._address(role, 0)
+        return sockets.bind_pull(address, max_bytes=max_bytes, receive_limit=_OUTPUTS_WAITING, guard=self._guard)
+
+    def engine_keys(self) -> CurveKeys | None:
+        """New keys for the engines that are started here, which are let in as long as this is open."""
+        if self._gate is None:
+            return None
+        public, secret = new_pair()
+        self._gate.admit(public)
+        return CurveKeys(self._gate.public_key, public, secret)
+
+    def close(self) -> None:
+        """Remove files, let nobody in any more; may be called twice. Close the sockets first."""
+        if self._gate is not None:
+            self._gate.close()
+        self._directory.close()
+
+    @property
+    def _guard(self) -> Guard | None:
+        return None if self._gate is None else self._gate.guard
+
+    def _address(self, role: str, port: int) -> str:
+        return ipc_endpoint(self._directory, role) if self._host is None else tcp_endpoint(self._host, port)
+
+
+class Doors:
+    """The sockets that engines dial."""
+
+    def __init__(self, wall: Wall, handshake: Socket, inputs: Socket, outputs: Socket) -> None:
+        self.wall = wall
+        """For further doors."""
         self.handshake = handshake
         self.inputs = inputs
         self.outputs = outputs
+        self.engine_keys = wall.engine_keys()
+        """With which the engines that are started here dial; None if that is in the clear."""
 
     @classmethod
     def open(cls, config: ConnectConfig) -> Doors:
         """Bind all three. Raises ConfigError; nothing stays open then."""
-        largest = config.engine.limits.max_message_bytes
         with contextlib.ExitStack() as undo:
-            directory = EndpointDirectory(config.socket_dir)
-            undo.callback(directory.close)
-            if config.host is None:
-                directory.open()
-
-            def address(role: str, port: int = 0) -> str:
-                return ipc_endpoint(directory, role) if config.host is None else tcp_endpoint(config.host, port)
-
-            handshake = _router(address("handshake", config.handshake_port))
+            wall = Wall.open(config)
+            undo.callback(wall.close)
+            handshake = wall.router("handshake", config.handshake_port)
             undo.callback(sockets.close, handshake, 0)
-            inputs = _router(address("input-0"))
+            inputs = wall.router("input-0")
             undo.callback(sockets.close, inputs, 0)
-            outputs = sockets.bind_pull(address("output-0"), max_bytes=largest, receive_limit=_OUTPUTS_WAITING)
+            outputs = wall.pull("output-0", config.engine.limits.max_message_bytes)
             undo.pop_all()
-        return cls(directory, handshake, inputs, outputs)
+        return cls(wall, handshake, inputs, outputs)
 
     @property
     def handshake_address(self) -> str:
@@ -69,8 +129,4 @@ class Doors:
         """Close the sockets without waiting for what is unsent, remove their files; may be called twice."""
         for socket in (self.handshake, self.inputs, self.outputs):
             sockets.close(socket, 0)
-        self._directory.close()
-
-
-def _router(address: str) -> Socket:
-    return sockets.bind_router(address, max_bytes=_LARGEST_WORD, receive_limit=_WORDS_WAITING)
+        self.wall.close()

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from muro.config import ConnectConfig, EngineConfig
+from muro.config import ConnectConfig, CurveKeys, EngineConfig
 from muro.errors import ConfigError
-from muro.ids import EngineRank
+from muro.ids import EngineRank, Generation
 from muro.wire.handshake import Addresses, Expected, Features, Init
 
 ENGINE_TARGET = "muro.process.main:run_engine_core"
@@ -40,7 +40,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """What the process list shows of a local engine."""
         config = self.local[rank]
         model = ["--model", config.model] if config.model else []
-        return ["--rank", str(rank), "--engine", config.engine, *model]
+        generation = ["--generation", str(config.generation)] if config.generation else []
+        return ["--rank", str(rank), *generation, "--engine", config.engine, *model]
 
     def payload(self, rank: EngineRank) -> dict[str, Any]:
         """The settings of a local engine as plain JSON values; raises `ConfigError` if some cannot be."""
@@ -52,7 +53,11 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_launch(
-    config: ConnectConfig, addresses: Addresses, handshake_address: str, features: Features | None = None
+    config: ConnectConfig,
+    addresses: Addresses,
+    handshake_address: str,
+    features: Features | None = None,
+    keys: CurveKeys | None = None,
 ) -> LaunchPlan:
     """Who is started and who is expected.
 
@@ -61,11 +66,12 @@ def plan_launch(
         addresses: the bound addresses of all front-ends' input and output sockets.
         handshake_address: where the handshake socket listens.
         features: what this front-end offers beyond the common protocol.
+        keys: with which the engines that are spawned here dial.
     """
     num_local = config.num_engines if config.num_local_engines is None else config.num_local_engines
     local = {
         EngineRank(rank): msgspec.structs.replace(
-            config.engine, rank=rank, handshake_address=handshake_address, local=True, headless=False
+            config.engine, rank=rank, handshake_address=handshake_address, local=True, headless=False, curve=keys
         )
         for rank in range(num_local)
     }
@@ -81,3 +87,18 @@ def plan_launch(
         startup_timeout=config.startup_timeout,
         env=config.env,
     )
+
+
+def plan_replacement(
+    config: ConnectConfig,
+    rank: EngineRank,
+    generation: Generation,
+    addresses: Addresses,
+    handshake_address: str,
+    features: Features | None = None,
+    keys: CurveKeys | None = None,
+) -> LaunchPlan:
+    """As `plan_launch`, for the successor of one engine that was started here."""
+    plan = plan_launch(config, addresses, handshake_address, features, keys)
+    engine = msgspec.structs.replace(plan.local[rank], generation=generation)
+    return msgspec.structs.replace(plan, local={rank: engine}, expected={rank: plan.expected[rank]})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from muro.errors import RemoteProtocolError, StartupError
 from muro.ids import EngineRank
 from muro.transport.pump import Pump
-from muro.transport.sockets import Socket, close, connect_dealer, receive_nowait, send_nowait
+from muro.transport.sockets import PLAIN, Dial, Socket, close, connect_dealer, receive_nowait, send_nowait
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
 from muro.wire.handshake import EngineHandshake, Init
@@ -20,12 +20,16 @@ class Join:
     Args:
         address: where the handshake socket listens.
         stop: set when the process is asked to stop; ends the wait for INIT.
+        dial: how to connect.
     """
 
-    def __init__(self, address: str, *, rank: EngineRank, local: bool, headless: bool, stop: Wakeup) -> None:
+    def __init__(
+        self, address: str, *, rank: EngineRank, local: bool, headless: bool, stop: Wakeup, dial: Dial = PLAIN
+    ) -> None:
         self._address = address
         self._rank = rank
         self._stop = stop
+        self._dial = dial
         self._handshake = EngineHandshake(local=local, headless=headless)
         self._socket: Socket | None = None
 
@@ -36,7 +40,7 @@ class Join:
             StartupError: no INIT in time.
             ProtocolError: what came is not INIT.
         """
-        socket = self._socket = connect_dealer(self._address, identity_of(self._rank))
+        socket = self._socket = connect_dealer(self._address, identity_of(self._rank), dial=self._dial)
         send_nowait(socket, [self._handshake.hello()])
         received: list[Init] = []
         stopped: list[bool] = []

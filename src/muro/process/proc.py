@@ -30,11 +30,13 @@ from muro.process.policy import Independent
 from muro.process.queues import Control, InputQueue, OutputQueue
 from muro.process.receiver import Receiver
 from muro.process.sender import Sender
+from muro.transport.endpoint import check_clear
 from muro.transport.page import ProgressPage
 from muro.transport.pump import Pump
+from muro.transport.sockets import Dial
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
-from muro.wire.handshake import Features, Init, ReadyResponse
+from muro.wire.handshake import HEARTBEAT, Features, Init, ReadyResponse
 from muro.wire.request import RESUMED_TOKENS
 
 READY_STEP_MS = 10_000
@@ -89,12 +91,15 @@ class EngineCoreProc:
         self._enter("handshake")
         self._stop.open()
         config = self._config
+        if not config.local and config.curve is None:
+            check_clear(config.handshake_address, config.insecure_tcp)
         self._join = Join(
             config.handshake_address,
             rank=EngineRank(config.rank),
             local=config.local,
             headless=config.headless,
             stop=self._stop,
+            dial=Dial(config.curve),
         )
         init = self._join.greet(config.handshake_timeout)
         if init is None:
@@ -181,6 +186,8 @@ class EngineCoreProc:
             post_late=self._post_late,
             log_stats=config.log_stats,
         )
+        ours = init.muro is not None and HEARTBEAT in init.muro.features
+        dial = Dial(config.curve, heartbeat=ours and not config.local)
         attention = self._attention = Attention(len(addresses.inputs))
         attention.news.open()
         peers = PeerLayouts(len(addresses.outputs), config.peer_release, ours=init.muro is not None)
@@ -201,6 +208,7 @@ class EngineCoreProc:
             outbox=self._outbox,
             attention=attention,
             limits=config.limits,
+            dial=dial,
         )
         receiver = self._receiver = Receiver(
             addresses=addresses,
@@ -214,6 +222,7 @@ class EngineCoreProc:
             attention=attention,
             limits=config.limits,
             page=self._page,
+            dial=dial,
         )
         self._sender.start()
         receiver.start()

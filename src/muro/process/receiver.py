@@ -31,7 +31,17 @@ from muro.process.peers import PeerLayouts
 from muro.process.queues import InputQueue, OutputQueue
 from muro.transport.page import ProgressPage
 from muro.transport.pump import Pump
-from muro.transport.sockets import Frame, Socket, close, connect_dealer, connect_xsub, receive_nowait, send_nowait
+from muro.transport.sockets import (
+    PLAIN,
+    Dial,
+    Frame,
+    Socket,
+    close,
+    connect_dealer,
+    connect_xsub,
+    receive_nowait,
+    send_nowait,
+)
 from muro.transport.wakeup import Wakeup
 from muro.wire.codec import RequestDecoder
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
@@ -68,6 +78,7 @@ class Receiver:
         attention: Attention,
         limits: Limits,
         page: ProgressPage,
+        dial: Dial = PLAIN,
     ) -> None:
         self._addresses = addresses
         self._identity = identity
@@ -79,6 +90,7 @@ class Receiver:
         self._outbox = outbox
         self._attention = attention
         self._limits = limits
+        self._dial = dial
         self._page = page
         self._queued = 0
         self._glance = min(GLANCE_BYTES, limits.max_message_bytes)
@@ -137,6 +149,7 @@ class Receiver:
                 self._identity,
                 max_bytes=4 * self._limits.max_message_bytes,
                 receive_limit=MESSAGES_WAITING,
+                dial=self._dial,
             )
             sockets.append(socket)
             readers[ClientIndex(index)] = socket, self._reader(socket, ClientIndex(index))
@@ -144,7 +157,7 @@ class Receiver:
         pump.add(self._attention.news.fileno(), partial(self._attend, pump, readers))
         gate = None
         if self._addresses.coordinator_input is not None:
-            gate = connect_xsub(self._addresses.coordinator_input, self._identity)
+            gate = connect_xsub(self._addresses.coordinator_input, self._identity, dial=self._dial)
             sockets.append(gate)
             pump.add(gate, self._gate_reader(gate))
             send_nowait(gate, [SUBSCRIBE])

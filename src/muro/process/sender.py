@@ -23,7 +23,7 @@ from muro.process.lane import Lane
 from muro.process.peers import PeerLayouts
 from muro.process.queues import Control, InputQueue, OutputQueue
 from muro.transport.inflight import BufferPool, InFlight
-from muro.transport.sockets import Socket, close, connect_push
+from muro.transport.sockets import PLAIN, Dial, Socket, close, connect_push
 from muro.wire.handshake import Addresses
 
 HOLDING_STEP = 0.01
@@ -46,6 +46,7 @@ class Sender:
         outbox: OutputQueue,
         attention: Attention,
         limits: Limits,
+        dial: Dial = PLAIN,
     ) -> None:
         self._addresses = addresses
         self._peers = peers
@@ -53,6 +54,7 @@ class Sender:
         self._outbox = outbox
         self._attention = attention
         self._limits = limits
+        self._dial = dial
         self._thread = threading.Thread(target=self._run, name="muro-sender", daemon=True)
 
     @property
@@ -81,7 +83,7 @@ class Sender:
     def _serve(self, sockets: list[Socket]) -> None:
         pool = BufferPool(len(self._addresses.outputs) + 1)
         in_flight = InFlight(self._limits.max_bytes_in_flight, pool)
-        sockets.extend(connect_push(address) for address in self._addresses.outputs)
+        sockets.extend(connect_push(address, dial=self._dial) for address in self._addresses.outputs)
         lanes = [self._lane(ClientIndex(i), socket, in_flight, pool) for i, socket in enumerate(sockets)]
         while True:
             item = self._next(lanes, in_flight)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import ipaddress
+import logging
 import os
 import socket
 import stat
@@ -24,6 +26,8 @@ import zmq
 
 from muro.config import socket_root
 from muro.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 PATH_LIMIT: int = zmq.IPC_PATH_MAX_LEN
 """Longest path of an ipc socket, in bytes: 107 on Linux."""
@@ -110,6 +114,24 @@ def resolve(endpoint: Endpoint) -> Endpoint:
         raise ConfigError(f"host {endpoint.host!r} of {endpoint.address} has no address: {error}") from error
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return parse_address(tcp_endpoint(str(found[0][4][0]), endpoint.port))
+
+
+def is_loopback(endpoint: Endpoint) -> bool:
+    """Whether only this machine can reach it. May ask a name server. Raises ConfigError."""
+    return endpoint.is_ipc or ipaddress.ip_address(resolve(endpoint).host.partition("%")[0]).is_loopback
+
+
+def check_clear(address: str, insecure: bool) -> None:
+    """Refuse to talk in the clear with other machines, unless that is wanted. Raises ConfigError."""
+    if is_loopback(parse_address(address)):
+        return
+    if not insecure:
+        raise ConfigError(
+            f"{address} is not on this machine only, and in the clear whoever reaches it could take part. Use keys: "
+            "`muro keys new DIR` on both sides, then --curve-dir DIR (curve_dir); or, on a network that you trust, and "
+            "for peers other than muro, ask for it: --insecure-tcp (insecure_tcp)"
+        )
+    log.warning("%s is in the clear (--insecure-tcp): whoever reaches it can take part", address)
 
 
 class EndpointDirectory:

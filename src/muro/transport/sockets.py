@@ -20,8 +20,10 @@ import threading
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import msgspec
 import zmq
 
+from muro.config import CurveKeys
 from muro.errors import ConfigError, InternalError
 from muro.transport.endpoint import Endpoint, parse_address, resolve
 
@@ -32,6 +34,11 @@ HANDSHAKE_LINGER_MS = 5000
 """How long a closed handshake DEALER goes on trying to say its last words."""
 OUTPUT_LINGER_MS = 4000
 """The same for an output PUSH."""
+
+HEARTBEAT_IVL_MS = 1000
+"""How often a connecting socket of ours asks a peer of ours for a sign of life."""
+HEARTBEAT_TIMEOUT_MS = 3000
+"""After how much silence the asking side drops the connection, and the asked one."""
 
 LARGE_FRAME = 64 << 10
 """Received frames of this size and over are handed out where they lie instead of being copied."""
@@ -46,6 +53,29 @@ which costs as much as the send itself."""
 
 _RCVMORE = int(zmq.RCVMORE)
 _get_option = zmq.backend.Socket.get
+
+
+class Guard(msgspec.Struct, frozen=True):
+    """What a bound socket asks of those who dial: CURVE, and a key that the gate of this domain lets in."""
+
+    secret_key: str
+    domain: str
+
+    def __repr__(self) -> str:
+        return f"Guard(domain={self.domain!r})"
+
+
+class Dial(msgspec.Struct, frozen=True):
+    """How an engine's sockets connect."""
+
+    curve: CurveKeys | None = None
+    """None: in the clear."""
+    heartbeat: bool = False
+    """Whether both sides shall notice a peer that has vanished. For peers that are known as ours: others may not
+    understand the question."""
+
+
+PLAIN = Dial()
 
 # By process id: a fork must neither use nor finalise its parent's context, so it is never dropped.
 _contexts: dict[int, zmq.Context[Socket]] = {}
@@ -91,6 +121,7 @@ def bind_router(
     linger_ms: int = 0,
     max_bytes: int | None = None,
     receive_limit: int = 0,
+    guard: Guard | None = None,
 ) -> Socket:
     """A ROUTER: the handshake socket, or one front-end's input socket.
 
@@ -101,6 +132,7 @@ def bind_router(
         linger_ms: how long messages that were not yet sent live on after `close`.
         max_bytes: a peer that sends a larger frame is disconnected.
         receive_limit: messages of one peer that wait here to be read; 0 for any number.
+        guard: who may dial; None for everybody.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -108,19 +140,21 @@ def bind_router(
     socket = _socket(zmq.ROUTER, linger_ms, max_bytes, receive_limit)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, int(handover))
-    return _bind(socket, address)
+    return _bind(socket, address, guard)
 
 
-def bind_pull(address: str, *, max_bytes: int | None = None, receive_limit: int = 0) -> Socket:
+def bind_pull(
+    address: str, *, max_bytes: int | None = None, receive_limit: int = 0, guard: Guard | None = None
+) -> Socket:
     """A PULL: one front-end's output socket, or the coordinator's. Raises ConfigError."""
-    return _bind(_socket(zmq.PULL, 0, max_bytes, receive_limit), address)
+    return _bind(_socket(zmq.PULL, 0, max_bytes, receive_limit), address, guard)
 
 
 def bind_xpub(address: str, *, verbose: bool = True, linger_ms: int = 0) -> Socket:
     """An XPUB of the coordinator; verbose: every repeated subscription is delivered. Raises ConfigError."""
     socket = _socket(zmq.XPUB, linger_ms, None, unlimited=False)
     socket.setsockopt(zmq.XPUB_VERBOSE, int(verbose))
-    return _bind(socket, address)
+    return _bind(socket, address, None)
 
 
 def connect_dealer(
@@ -130,24 +164,25 @@ def connect_dealer(
     linger_ms: int = HANDSHAKE_LINGER_MS,
     max_bytes: int | None = None,
     receive_limit: int = 0,
+    dial: Dial = PLAIN,
 ) -> Socket:
     """A DEALER that carries an engine's identity. Raises ConfigError if the address makes no sense."""
     socket = _socket(zmq.DEALER, linger_ms, max_bytes, receive_limit)
     socket.setsockopt(zmq.ROUTING_ID, identity)
-    return _connect(socket, address)
+    return _connect(socket, address, dial)
 
 
-def connect_push(address: str, *, linger_ms: int = OUTPUT_LINGER_MS) -> Socket:
+def connect_push(address: str, *, linger_ms: int = OUTPUT_LINGER_MS, dial: Dial = PLAIN) -> Socket:
     """A PUSH towards one front-end or the coordinator; takes messages before the connection stands."""
-    return _connect(_socket(zmq.PUSH, linger_ms, None), address)
+    return _connect(_socket(zmq.PUSH, linger_ms, None), address, dial)
 
 
-def connect_xsub(address: str, identity: bytes | None = None, *, linger_ms: int = 0) -> Socket:
+def connect_xsub(address: str, identity: bytes | None = None, *, linger_ms: int = 0, dial: Dial = PLAIN) -> Socket:
     """An XSUB: an engine's ear to the coordinator (with its identity), or a front-end's (without)."""
     socket = _socket(zmq.XSUB, linger_ms, None, unlimited=False)
     if identity is not None:
         socket.setsockopt(zmq.ROUTING_ID, identity)
-    return _connect(socket, address)
+    return _connect(socket, address, dial)
 
 
 def bound_address(socket: Socket) -> str:
@@ -215,8 +250,13 @@ def _socket(
     return socket
 
 
-def _bind(socket: Socket, address: str) -> Socket:
+def _bind(socket: Socket, address: str, guard: Guard | None) -> Socket:
     try:
+        if guard is not None:
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt_string(zmq.CURVE_SECRETKEY, guard.secret_key)
+            socket.setsockopt_string(zmq.ZAP_DOMAIN, guard.domain)
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # if nobody answers for the gate, it is shut
         endpoint = resolve(parse_address(address))
         _set_family(socket, endpoint)
         socket.bind(endpoint.address)
@@ -229,8 +269,16 @@ def _bind(socket: Socket, address: str) -> Socket:
     return socket
 
 
-def _connect(socket: Socket, address: str) -> Socket:
+def _connect(socket: Socket, address: str, dial: Dial) -> Socket:
     try:
+        if dial.curve is not None:
+            socket.setsockopt_string(zmq.CURVE_SERVERKEY, dial.curve.server)
+            socket.setsockopt_string(zmq.CURVE_PUBLICKEY, dial.curve.public)
+            socket.setsockopt_string(zmq.CURVE_SECRETKEY, dial.curve.secret)
+        if dial.heartbeat:
+            socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_IVL_MS)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+            socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
         endpoint = parse_address(address)
         _set_family(socket, endpoint)
         socket.connect(endpoint.address)

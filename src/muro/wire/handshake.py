@@ -19,6 +19,9 @@ from muro.wire.frames import Frame, rank_of
 MAX_HANDSHAKE_BYTES: Final = 1 << 20
 """No honest handshake message comes near."""
 
+HEARTBEAT: Final = "heartbeat"
+"""Feature of a front-end: it understands heartbeats of ZMTP 3.1, so that both sides notice a silent loss."""
+
 
 class Stage(enum.Enum):
     """Where an engine is in its joining, seen from either side."""
