@@ -99,6 +99,20 @@ class RawClient:
         while self._pump.poll(0):
             pass
 
+    def await_ready(self, within: float = PATIENCE) -> None:
+        """Wait for the engine's ready response; whoever owns the handshake gets that of client 0 with it."""
+        heard: list[Sequence[Frame]] = []
+
+        def read() -> None:
+            if (frames := receive_nowait(self.input)) is not None:
+                heard.append(frames)
+
+        pump = Pump()
+        pump.add(self.input, read)
+        while not heard:
+            assert pump.poll(int(within * 1000)), f"no ready response on the input socket of client {self.index}"
+        assert bytes(heard[0][0]) == IDENTITY
+
     def close(self) -> None:
         close(self.input, 0)
         close(self.output, 0)
@@ -127,12 +141,17 @@ class RawClient:
 
 
 class RawPeer:
-    """The sockets of one front-end with some clients, and the engine behind them."""
+    """The sockets of one front-end with some clients, and the engine behind them.
 
-    def __init__(self, clients: int) -> None:
-        self._directory = tempfile.mkdtemp(prefix="raw-")
-        self.handshake = bind_router(f"ipc://{self._directory}/h")
-        self.clients = [RawClient(index, self._directory) for index in range(clients)]
+    `elsewhere` is how many more clients there are, in processes of their own: `RawClient(index, directory)`, made
+    before `start`.
+    """
+
+    def __init__(self, clients: int, elsewhere: int = 0) -> None:
+        self.directory = tempfile.mkdtemp(prefix="raw-")
+        self._elsewhere = range(clients, clients + elsewhere)
+        self.handshake = bind_router(f"ipc://{self.directory}/h")
+        self.clients = [RawClient(index, self.directory) for index in range(clients)]
         self.engine: Child | None = None
 
     def start(self, engine: str, options: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -140,14 +159,16 @@ class RawPeer:
             engine=EngineConfig(engine=engine, options=options, **settings), startup_timeout=PATIENCE
         )
         addresses = Addresses(
-            [bound_address(client.input) for client in self.clients],
-            [bound_address(client.output) for client in self.clients],
+            [bound_address(client.input) for client in self.clients]
+            + [f"ipc://{self.directory}/i{index}" for index in self._elsewhere],
+            [bound_address(client.output) for client in self.clients]
+            + [f"ipc://{self.directory}/o{index}" for index in self._elsewhere],
         )
         plan = plan_launch(config, addresses, bound_address(self.handshake))
         started = start(plan, self.handshake, self.clients[0].input)
         (self.engine,) = started.children.values()
         for client in self.clients[1:]:
-            _await_ready(client)
+            client.await_ready()
 
     @property
     def child(self) -> Child:
@@ -160,9 +181,9 @@ class RawPeer:
         for client in self.clients:
             client.close()
         close(self.handshake, 0)
-        for name in os.listdir(self._directory):
-            os.unlink(f"{self._directory}/{name}")
-        os.rmdir(self._directory)
+        for name in os.listdir(self.directory):
+            os.unlink(f"{self.directory}/{name}")
+        os.rmdir(self.directory)
 
 
 @contextmanager
@@ -202,17 +223,3 @@ def pack(value: Any) -> bytes:
 def failed(output: EngineCoreOutput) -> bool:
     """Whether a request ended with ERROR."""
     return output.finish_reason == FinishReason.ERROR
-
-
-def _await_ready(client: RawClient) -> None:
-    heard: list[Sequence[Frame]] = []
-
-    def read() -> None:
-        if (frames := receive_nowait(client.input)) is not None:
-            heard.append(frames)
-
-    pump = Pump()
-    pump.add(client.input, read)
-    while not heard:
-        assert pump.poll(int(PATIENCE * 1000)), "no ready response on a further input socket"
-    assert bytes(heard[0][0]) == IDENTITY

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,8 @@ from tests.support.asking import FOREVER, ask
 from tests.support.counts import FULL, count
 from tests.support.deadline import until
 from tests.support.engines import checksum
-from tests.support.rawpeer import RawClient, raw_peer
+from tests.support.programs import end, go, line, start
+from tests.support.rawpeer import RawClient, RawPeer, raw_peer
 
 LENGTH = FinishReason.LENGTH
 
@@ -29,6 +31,67 @@ def test_fc23_fc14_many_front_ends_of_one_engine_use_the_same_ids() -> None:
         for client in peer.clients:
             assert {output.finish_reason for output in client.finish(*names)} == {LENGTH}
             assert [client.tokens[name] for name in names] == [[client.index] * 20] * len(names)
+
+
+FRONT_END = """
+import sys
+from tests.support.asking import ask
+from tests.support.rawpeer import RawClient
+
+names = {names!r}
+client = RawClient({index}, {directory!r})
+print("bound", flush=True)
+client.await_ready(120)
+print("ready", flush=True)
+sys.stdin.readline()
+client.add(*(ask(name, 20, [client.index]) for name in names))
+client.finish(*names)
+whole = all(client.tokens[name] == [client.index] * 20 for name in names)
+print("whole" if whole else client.tokens, *set(client.endings.values()), flush=True)
+client.add(ask("long", 2000, [client.index]))
+client.read_until(lambda: len(client.tokens.get("long", ())) > 20)
+print("under way", flush=True)
+sys.stdin.readline()
+client.finish("long")
+print(client.tokens["long"] == [client.index] * 2000, flush=True)
+client.close()
+"""
+
+
+@pytest.mark.timeout(300 if FULL else 60)
+def test_fc23_many_front_ends_in_processes_of_their_own() -> None:
+    """All at one moment and with the same ids; then some of them are killed, and the others' streams go on."""
+    number = count(6, 32)
+    names = [f"r{name}" for name in range(count(10, 50))]
+    peer = RawPeer(1, elsewhere=number - 1)
+    source = partial(FRONT_END.format, directory=peer.directory, names=names)
+    programs = [start(source(index=index)) for index in range(1, number)]
+    try:
+        assert {line(program) for program in programs} == {"bound"}
+        peer.start("faulty", {"step_ms": 1}, {})
+        assert {line(program) for program in programs} == {"ready"}
+        (own,) = peer.clients
+        own.add(*(ask(name, 20, [0]) for name in names), ask("long", 2000, [0]))
+        for program in programs:
+            go(program)
+        assert {line(program) for program in programs} == {"whole 1"}
+        assert {line(program) for program in programs} == {"under way"}
+        for program in programs[::4]:
+            assert end(program).code == -signal.SIGKILL
+        left = [program for program in programs if program.returncode is None]
+        for program in left:
+            go(program)
+        assert {line(program) for program in left} == {"True"}
+        done = [end(program, kill=False) for program in left]
+        assert [(program.code, program.out, program.err) for program in done] == [(0, "", "")] * len(left)
+        own.finish(*names, "long")
+        assert own.tokens["long"] == [0] * 2000
+        until(lambda: own.call("num_live").result[1] == 0)
+    finally:
+        for program in programs:
+            if program.returncode is None:
+                end(program)
+        peer.close()
 
 
 def test_fc14_an_id_twice_from_one_front_end_ends_once_and_leaves_the_other_alone() -> None:
