@@ -14,6 +14,7 @@ import pytest
 from muro.config import ConnectConfig, EngineConfig
 from muro.errors import ConfigError, StartupError
 from muro.ids import EngineRank
+from muro.launch.events import EngineDied, EngineGivenUp, Event
 from muro.launch.plan import LaunchPlan, plan_launch
 from muro.launch.shutdown import stop
 from muro.launch.startup import Started, StartupProgress, start
@@ -246,15 +247,20 @@ def test_settings_that_cannot_travel(front: Front) -> None:
 @pytest.mark.cases
 def test_deaths_after_the_start_are_events(front: Front) -> None:
     started = front.start(front.plan(num_engines=2))
+    events: list[Event] = []
     supervisor = Supervisor(started.children)
-    assert supervisor.collect() == []
-    assert sorted(supervisor.sentinels()) == [FIRST, SECOND]
-    victim = started.children[SECOND]
-    os.kill(victim.pid, signal.SIGKILL)
-    assert victim.wait(10)
-    (event,) = supervisor.collect()
-    assert (event.rank, event.generation, event.error.exit_status) == (SECOND, 0, -9)
-    assert str(event.error).startswith("engine 1 (fake) has died: it was killed by SIGKILL")
-    assert supervisor.collect() == []
-    assert sorted(supervisor.sentinels()) == [FIRST]
-    assert stop(started.children.values(), 10) == [0, -9]
+    supervisor.subscribe(events.append)
+    supervisor.open().look()
+    assert events == []
+    os.kill(started.children[SECOND].pid, signal.SIGKILL)
+    until(lambda: len(events) == 2)  # its own thread tells
+    died, given_up = events
+    assert isinstance(died, EngineDied) and isinstance(given_up, EngineGivenUp)
+    assert (died.rank, died.generation, died.error.exit_status, died.restarting) == (SECOND, 0, -9, False)
+    assert str(died.error).startswith("engine 1 (fake) has died: it was killed by SIGKILL")
+    assert given_up.error is died.error
+    os.kill(started.children[FIRST].pid, signal.SIGKILL)
+    supervisor.wait_end(FIRST, 10)
+    assert [event.rank for event in events] == [SECOND, SECOND, FIRST, FIRST]
+    supervisor.stop(10)
+    assert [child.poll() for child in started.children.values()] == [-9, -9]

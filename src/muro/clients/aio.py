@@ -1,4 +1,4 @@
-"""AsyncMPClient: engines in processes of their own, for one asyncio loop. No thread of its own.
+"""AsyncMPClient: engines in processes of their own, for one asyncio loop. No thread but that of their supervisor.
 
 Outputs are read in the loop's thread and put straight where their readers wait. Invariants:
 
@@ -17,20 +17,21 @@ import contextlib
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from muro.clients.aio_stream import AsyncStream, Feed
 from muro.clients.arguments import check_timeout
 from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
+from muro.clients.engine import again
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
-from muro.clients.link import LAST_OUTPUTS_GRACE, NOTICE_PATIENCE, Link
+from muro.clients.link import Link
 from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable, unreachable
 from muro.clients.status import engine_statuses
 from muro.clients.weak import weakly
-from muro.errors import CallTimeoutError, UsageError
+from muro.errors import CallTimeoutError, EngineDeadError, MuroError, UsageError
 from muro.ids import EngineRank
-from muro.launch.supervisor import EngineDied
+from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
 from muro.transport.aio import AsyncReader
 from muro.transport.sockets import Frame
 from muro.wire.codec import Marker
@@ -38,6 +39,9 @@ from muro.wire.ops import Op
 from muro.wire.request import EngineCoreRequest
 
 Reply = TypeVar("Reply")
+
+_MOST = 4096
+"""Messages that are read at once before a death is told; the others of a flood come after it."""
 
 
 class AsyncMPClient:
@@ -49,14 +53,15 @@ class AsyncMPClient:
         self._loop = asyncio.get_running_loop()
         self._reader = AsyncReader(self._loop)
         self._batch_readers: deque[asyncio.Future[None]] = deque()
+        self._patient: deque[asyncio.Future[None]] = deque()
+        """Who waits for an engine that serves."""
         self._gone: deque[Attempt] = deque()
         self._finalizer = weakref.finalize(self, finalize_in_loop, self._loop, self._reader, link)
 
     def start(self) -> AsyncMPClient:
         """Begin to read. Called once, by the factory, in the client's loop."""
         self._reader.watch(self._link.outputs, weakly(self._on_frames))
-        for sentinel in self._link.sentinels:
-            self._reader.watch_descriptor(sentinel, weakly(self._on_end, sentinel))
+        self._link.open(_waker(self._loop, weakly(self._on_events)))
         return self
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -127,7 +132,24 @@ class AsyncMPClient:
     def check_health(self) -> None:
         """Raises EngineDeadError or ClientClosedError if no request can be served. Asks the engine nothing."""
         self._check_here()
-        self._session.check()
+        self._link.look()
+        self._session.check_serving(self._link.dying())
+
+    async def wait_serving(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Return when an engine serves.
+
+        Raises EngineDeadError: with `restarting` if `timeout` seconds are over, without it if there will be none.
+        """
+        self._check_here()
+        check_timeout(timeout)
+        deadline = None if timeout is None else self._loop.time() + timeout
+        while True:
+            try:
+                return self._session.check_serving(self._link.dying())
+            except EngineDeadError as error:
+                if not error.restarting or (deadline is not None and self._loop.time() >= deadline):
+                    raise
+            await self._next(self._patient, deadline)
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything. Blocks; any thread may call it."""
@@ -170,13 +192,19 @@ class AsyncMPClient:
             raise UsageError("this client belongs to another event loop; make one of its own in each loop")
         if self._gone:
             self._drop_gone()  # their ids may be wanted again
+        if self._link.due() == 0:
+            self._on_events()
 
     def _send_request(self, attempt: Attempt, message: Message) -> None:
         if not self._link.send(message):
             self._session.drop([attempt])
-            self._bury()
-            self._session.check()
-            raise unreachable(message)
+            raise self._refused(message)
+
+    def _refused(self, message: Message) -> MuroError:
+        """Why a message was not taken."""
+        death = self._link.refused(message)
+        self._session.check()
+        return unreachable(message) if death is None else again(death)
 
     def _drop_gone(self) -> None:
         gone = []
@@ -200,9 +228,7 @@ class AsyncMPClient:
         try:
             for message in messages:
                 if not self._link.send(message):
-                    self._bury()
-                    self._session.check()
-                    raise unreachable(message)
+                    raise self._refused(message)
             await over
             if not call.over:
                 raise CallTimeoutError(f"no answer to {call.method!r} within {timeout} s", method=call.method)
@@ -213,19 +239,24 @@ class AsyncMPClient:
             self._session.calls.end(call, None)
 
     async def _next_batch(self, deadline: float | None) -> None:
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._batch_readers.append(ready)
-        timer = None if deadline is None else self._loop.call_at(deadline, _finish, ready)
         try:
-            await ready
+            await self._next(self._batch_readers, deadline)
         except asyncio.CancelledError:
             self._wake_batch_readers(1)  # the news that was meant for us is another reader's now
             raise
+
+    async def _next(self, waiting: deque[asyncio.Future[None]], deadline: float | None) -> None:
+        """Wait in a queue until somebody wakes it, or for the deadline."""
+        ready: asyncio.Future[None] = self._loop.create_future()
+        waiting.append(ready)
+        timer = None if deadline is None else self._loop.call_at(deadline, _finish, ready)
+        try:
+            await ready
         finally:
             if timer is not None:
                 timer.cancel()
             with contextlib.suppress(ValueError):
-                self._batch_readers.remove(ready)
+                waiting.remove(ready)
 
     def _wake_batch_readers(self, most: int | None = None) -> None:
         woken = 0
@@ -237,7 +268,7 @@ class AsyncMPClient:
         if message is None:
             return
         if isinstance(message, Marker):
-            self._on_notice()
+            self._link.notice()
             return
         if isinstance(message, Unreadable):
             for word in self._session.refuse(message):
@@ -247,38 +278,49 @@ class AsyncMPClient:
         if self._batch_readers:
             self._wake_batch_readers(1)
 
-    def _on_notice(self, *, patience: bool = True) -> None:
-        """An engine has announced its death: bury it with its cause, if that becomes known soon."""
-        if self._session.error is not None:
+    def _on_events(self) -> None:
+        """Something has happened to engines; what they had sent before is read first."""
+        due = self._link.due()
+        if due:
+            self._loop.call_later(due, weakly(self._on_events))
+        if due != 0:
             return
-        died = self._link.announced()
-        if died is None and patience:
-            self._loop.call_later(NOTICE_PATIENCE, weakly(self._on_notice_again))
-        else:
-            self._died(died or self._link.nameless_death())
+        now = self._link.now()
+        self._reader.read_now(self._link.outputs, _MOST)
+        for event in self._link.events(now):
+            self._apply(event)
 
-    def _on_notice_again(self) -> None:
-        self._on_notice(patience=False)
-
-    def _on_end(self, sentinel: int) -> None:
-        """A child has ended; what it sent before may still be on its way through the socket."""
-        self._reader.forget(sentinel)
-        self._loop.call_later(LAST_OUTPUTS_GRACE if len(self._session) else 0, weakly(self._bury))
-
-    def _bury(self) -> None:
-        for died in self._link.deaths():
-            self._died(died)
-
-    def _died(self, died: EngineDied) -> None:
-        self._session.died(died.rank, died.generation, died.error)
-        self._session.end(died.error)  # the policy of now: one dead engine ends its client
-        self._wake_batch_readers()
+    def _apply(self, event: Event) -> None:
+        match event:
+            case EngineDied():
+                self._session.died(event.rank, event.generation, event.error)
+            case EngineReplaced():
+                self._session.succeeded(event.rank, event.generation, event.ready)
+                self._link.adopt(event)
+            case EngineGivenUp():
+                self._session.end(event.error)
+        self._wake_all()
 
     def _end(self) -> None:
         """Nothing more is accepted or delivered; the engines hear that their requests are over."""
         for message in self._session.close():
             self._link.send(message)
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         self._wake_batch_readers()
+        while self._patient:
+            _finish(self._patient.popleft())
+
+
+def _waker(loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> Callable[[], None]:
+    """What calls `wake` in the loop, from any thread."""
+
+    def call() -> None:
+        with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits any more
+            loop.call_soon_threadsafe(wake)
+
+    return call
 
 
 def _finish(waiting: asyncio.Future[None]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+from typing import TypeVar
 
 from muro.errors import EngineDeadError, InternalError, MuroError
 from muro.ids import EngineRank, Generation
@@ -12,6 +14,15 @@ from muro.wire.handshake import ReadyResponse
 from muro.wire.releases import NEWEST, layout_of_engine
 
 FIRST = Generation(0)
+
+Error = TypeVar("Error", bound=MuroError)
+
+
+def again(error: Error) -> Error:
+    """A copy to raise: one exception must not collect the tracebacks of several callers."""
+    fresh = copy.copy(error)
+    fresh.__cause__ = error.__cause__
+    return fresh
 
 
 class EngineState(enum.Enum):
@@ -56,8 +67,18 @@ class KnownEngine:
         if ready is not None and ready.muro is None:
             self.encoder = RequestEncoder(layout_of_engine(ready.vllm_version))
 
+    @property
+    def restarting(self) -> bool:
+        """Whether it has died and a successor is on its way."""
+        return self.state is EngineState.DEAD and isinstance(self.error, EngineDeadError) and self.error.restarting
+
     def died(self, generation: int, error: MuroError) -> bool:
-        """It has died; whether that was news: another generation's death and a second one are not."""
+        """It has died; whether that was news: another generation's death and a second one are not.
+
+        The death of a successor that never served is no news either, but becomes the reason why there is none.
+        """
+        if generation > self.generation and self.state is EngineState.DEAD:
+            self.error = error
         if generation != self.generation or (self.state, "died") not in TRANSITIONS:
             return False
         self._move("died")
@@ -65,8 +86,8 @@ class KnownEngine:
         return True
 
     def replaced_by(self, successor: KnownEngine) -> None:
-        """The next generation is about to join."""
-        if successor.rank != self.rank or successor.generation != self.generation + 1:
+        """A later generation is about to join; those in between have never served."""
+        if successor.rank != self.rank or successor.generation <= self.generation:
             raise InternalError(
                 f"engine {self.rank} of generation {self.generation} cannot be followed by engine {successor.rank} "
                 f"of generation {successor.generation}"
@@ -77,6 +98,8 @@ class KnownEngine:
         """Raises EngineDeadError if it takes no requests."""
         if self.serving:
             return
+        if isinstance(self.error, EngineDeadError):
+            raise again(self.error) from self.error.__cause__
         if self.error is not None:
             raise EngineDeadError(self.error.message, rank=self.rank, generation=self.generation) from self.error
         raise EngineDeadError(f"engine {self.rank} is {self.state.value}", rank=self.rank, generation=self.generation)

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from muro.clients.engine import KnownEngine
@@ -29,12 +29,13 @@ from muro.engine.interface import EngineCore
 from muro.engine.loader import build_engine, load_engine
 from muro.errors import EngineDeadError, LocalProtocolError, UsageError
 from muro.ids import ClientIndex, EngineRank, Generation
-from muro.launch.supervisor import EngineDied
+from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced
+from muro.launch.events import Event as EngineEvent
+from muro.launch.supervisor import RankStatus
 from muro.wire.codec import OutputDecoder, OutputEncoder, RequestDecoder
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
 from muro.wire.failure import call_failure_text
 from muro.wire.output import EngineCoreOutputs, UtilityOutput
-from muro.wire.progress import Progress
 
 _RANK = EngineRank(0)
 _CLIENT = ClientIndex(0)
@@ -52,6 +53,7 @@ class LocalEngine:
         self._admission = Admission(Limits())
         self._inbox: deque[Event] = deque()
         self._answers: deque[Routed] = deque()
+        self._events: deque[EngineEvent] = deque()
         self._bell = threading.Event()
         self._decoder = RequestDecoder()
         self._encoder = OutputEncoder()
@@ -108,7 +110,7 @@ class LocalEngine:
         except Exception:
             return True  # `take` meets the same error, and buries the engine
 
-    def take(self) -> list[EngineCoreOutputs | EngineDied]:
+    def take(self) -> list[EngineCoreOutputs]:
         """Turn the engine once: take in what was sent, do a step; returns the news."""
         self._bell.clear()
         routed: list[Routed] = []
@@ -124,20 +126,44 @@ class LocalEngine:
                 routed += self._host.went_idle()
         except Exception as error:
             self._over = True
-            return [*self._messages(routed), self._died(error)]
+            self._bury(error)
         return self._messages(routed)
 
     def interrupt(self) -> None:
         """Make `wait` return soon (any thread)."""
         self._bell.set()
 
-    def deaths(self) -> list[EngineDied]:
+    def look(self) -> None:
         """Nothing: an engine in this process dies in `take`."""
-        return []
 
-    def progress(self, rank: EngineRank) -> tuple[int | None, Progress | None]:
+    def refused(self, message: Message) -> EngineDeadError | None:
+        """Nothing: see `look`."""
+        return None
+
+    def due(self) -> float | None:
+        """Events are due at once; see `link.Link` for these."""
+        return 0.0 if self._events else None
+
+    def now(self) -> float:
+        """A time, for `events`."""
+        return 0.0
+
+    def events(self, now: float) -> Iterator[EngineEvent]:
+        """The end of the engine."""
+        while self._events:
+            yield self._events[0]
+            self._events.popleft()
+
+    def dying(self) -> dict[EngineRank, EngineDeadError]:
+        """Nothing: its death is told with its last outputs."""
+        return {}
+
+    def adopt(self, event: EngineReplaced) -> None:
+        """Nothing: it is not replaced."""
+
+    def supervised(self, rank: EngineRank) -> RankStatus | None:
         """Nothing: there is no other process."""
-        return None, None
+        return None
 
     def stop(self, timeout: float | None = None) -> None:
         """Take no more messages."""
@@ -156,7 +182,7 @@ class LocalEngine:
     def close(self) -> None:
         """Nothing to give back."""
 
-    def _messages(self, routed: list[Routed]) -> list[EngineCoreOutputs | EngineDied]:
+    def _messages(self, routed: list[Routed]) -> list[EngineCoreOutputs]:
         while self._answers:
             routed.append(self._answers.popleft())
         return [self._as_if_sent(item) if item.message.utility_output else item.message for item in routed]
@@ -180,11 +206,11 @@ class LocalEngine:
         self._inbox.append(ExecutorFailed(cause))
         self._bell.set()
 
-    def _died(self, cause: Exception) -> EngineDied:
+    def _bury(self, cause: Exception) -> None:
         text = f"engine 0 ({self._name}) in this process has died: {type(cause).__name__}: {cause}"
         error = EngineDeadError(text, rank=_RANK, phase="serving")
         error.__cause__ = cause
-        return EngineDied(_RANK, Generation(0), error)
+        self._events += [EngineDied(_RANK, Generation(0), error), EngineGivenUp(_RANK, error)]
 
 
 class InprocClient(ThreadsClient):

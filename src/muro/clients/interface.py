@@ -12,6 +12,8 @@ The rules that hold for every client:
   RequestError; in a batch it is an output with `error` set.
 - When an engine dies, everything that waits and every later use raises EngineDeadError with the cause. Batches
   that had arrived before are delivered first. After `close` it is ClientClosedError.
+- With a restart policy (`ConnectConfig.restart`) that error says `restarting`, requests in batches end with an output
+  ERROR that is retryable, and the client lives on: once another engine serves (`wait_serving`), it takes requests.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     rank: EngineRank
     generation: int = 0
     state: str
-    """"joining", "serving", "dead" or "replaced"."""
+    """"joining", "serving", "dead", "restarting" (dead, and a successor is on its way) or "replaced"."""
     ready: ReadyResponse | None = None
     """What the engine said of itself when it was ready."""
     pid: int | None = None
@@ -63,6 +65,10 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Its progress page; None for an engine that was started elsewhere."""
     in_flight: int = 0
     """Requests of this client on it."""
+    restarts: int = 0
+    """How often a successor was started on this rank, whether it came to serve or not."""
+    uptime: float | None = None
+    """Seconds since it is ready, as far as its process is known here."""
     error: str = ""
     """Why it is dead."""
 
@@ -138,6 +144,13 @@ class EngineCoreClient(Protocol):
         """Raises EngineDeadError or ClientClosedError if no request can be served. Asks the engine nothing."""
         ...
 
+    def wait_serving(self, timeout: float | None = None) -> None:
+        """Return when an engine serves.
+
+        Raises EngineDeadError: with `restarting` if `timeout` seconds are over, without it if there will be none.
+        """
+        ...
+
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything; what waits raises ClientClosedError.
 
@@ -173,6 +186,8 @@ class AsyncEngineCoreClient(Protocol):
     def engines(self) -> list[EngineStatus]: ...
 
     def check_health(self) -> None: ...
+
+    def wait_serving(self, timeout: float | None = None) -> Awaitable[None]: ...
 
     def close(self, timeout: float | None = None) -> None:
         """As for threads; blocks. Inside the loop, `aclose` is better."""

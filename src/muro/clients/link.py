@@ -1,9 +1,11 @@
-"""What a client has of its engines: sockets and child processes. Knows no request and no caller.
+"""What a client has of its engines: sockets, and the supervisor of the processes. Knows no request and no caller.
 
 A client owns one link and a finalizer of it; the link knows no client, so a client that is dropped can be
 collected and the finalizer then gives everything back, as it does at interpreter exit. Invariants:
 
-- Sending and `deaths` happen under the client's state lock (or in its loop); receiving by one thread at a time.
+- Sending and `events` happen under the client's state lock (or in its loop); receiving by one thread at a time.
+- Events of the supervisor are taken note of in whatever thread finds them out, and wait here for the client. A death
+  waits for a moment, so that what the engine sent before is read before.
 - `close` may be called from any thread, by several at once, and again; it is bounded. Sockets are closed last,
   by whoever is sure that nobody polls them (`close` is told so).
 - A link that was inherited by a forked process does nothing there: the engines belong to the parent.
@@ -14,32 +16,32 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from muro.clients.doors import Doors
+from muro.clients.replacing import Replacer
 from muro.clients.session import Message, Unreadable
 from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
-from muro.ids import EngineRank, Generation
-from muro.launch.shutdown import stop
-from muro.launch.supervisor import EngineDied, Supervisor
+from muro.ids import EngineRank
+from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
+from muro.launch.supervisor import RankStatus, Supervisor
+from muro.transport import sockets
 from muro.transport.sockets import Frame, Socket, send_nowait
 from muro.wire.codec import Marker, OutputDecoder
+from muro.wire.frames import identity_of, rank_of
 from muro.wire.output import EngineCoreOutputs
 from muro.wire.releases import Layout
-
-if TYPE_CHECKING:
-    from muro.launch.spawn import Child
-    from muro.wire.progress import Progress
 
 log = logging.getLogger(__name__)
 
 ABANDONED_TIMEOUT = 1.5
 """Seconds that engines get to end by themselves if nobody closed their client."""
-LAST_OUTPUTS_GRACE = 0.05
-"""Seconds between the end of a process and its burial: what it sent before may still be on its way to us."""
-NOTICE_PATIENCE = 1.0
-"""Seconds that an engine that announced its death gets to leave a cause before it is reported without one."""
+LAST_OUTPUTS_GRACE = 0.005
+"""Seconds between the end of a process and its burial: what it sent before is still being read by libzmq."""
+_END_PATIENCE = 0.05
+"""Seconds between the end of an engine's connections and the end of its process, at most."""
 
 
 class Link:
@@ -47,23 +49,47 @@ class Link:
 
     Args:
         doors: bound sockets.
-        children: the engines that were started here, by rank.
+        supervisor: of the engines that were started here; not yet open.
+        replacer: where the doors of successors are.
         layout: in which layout the engines write their outputs.
         close_timeout: seconds that the children get between SIGTERM and SIGKILL.
+        clock: seconds, monotonic.
     """
 
     def __init__(
-        self, doors: Doors, children: Mapping[EngineRank, Child], layout: Layout, close_timeout: float
+        self,
+        doors: Doors,
+        supervisor: Supervisor,
+        replacer: Replacer,
+        layout: Layout,
+        close_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._doors = doors
-        self._children = dict(children)
-        self._supervisor = Supervisor(children)
+        self._supervisor = supervisor
+        self._replacer = replacer
+        self._inputs: dict[Frame, Socket] = {}
+        """Of successors, by identity; all others came through the first door."""
         self._decoder = OutputDecoder(layout)
         self._close_timeout = close_timeout
+        self._clock = clock
+        self._events: deque[tuple[float, Event]] = deque()
+        self._wake: Callable[[], None] = lambda: None
         self._owner = os.getpid()
         self._closing = threading.RLock()
         self._stopped = False
         self.dropped_messages = 0
+
+    def open(self, wake: Callable[[], None]) -> None:
+        """Begin to supervise; `wake` is called in any thread when there are events. Raises StartupError."""
+        self._wake = wake
+        self._supervisor.subscribe(self._hear)
+        self._supervisor.open()
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """For others who want to hear of the engines."""
+        return self._supervisor
 
     @property
     def outputs(self) -> Socket:
@@ -77,7 +103,7 @@ class Link:
 
     def send(self, message: Message) -> bool:
         """Send to an engine; False if it is not connected (any more), or was told to stop."""
-        return not self._stopped and send_nowait(self._doors.inputs, message)
+        return not self._stopped and send_nowait(self._inputs.get(message[0], self._doors.inputs), message)
 
     def decode(self, frames: list[Frame]) -> EngineCoreOutputs | Unreadable | Marker | None:
         """A message, or the announcement of a death.
@@ -94,34 +120,59 @@ class Link:
             ends = self._decoder.salvage(frames, error)
             return None if ends is None else Unreadable(ends)
 
-    def announced(self) -> EngineDied | None:
-        """Who has announced its death, with the cause; None as long as that is not known.
+    def notice(self) -> None:
+        """An engine has announced its death: find out which one."""
+        if not self._stopped:
+            self._supervisor.notice()
 
-        The announcement names nobody: an engine that was started here has left a failure record before it.
+    def look(self) -> None:
+        """Find out now whether engines have died."""
+        self._supervisor.look()
+
+    def refused(self, message: Message) -> EngineDeadError | None:
+        """Why a message was not taken, if its engine has died; waits for a moment if it is about to."""
+        rank = rank_of(message[0])
+        self._supervisor.wait_end(rank, _END_PATIENCE)
+        return self.dying().get(rank)
+
+    def due(self) -> float | None:
+        """Seconds until the next event is due, 0 if it is; None if there is none."""
+        try:
+            at = self._events[0][0]
+        except IndexError:
+            return None
+        return max(0.0, at - self._clock())
+
+    def now(self) -> float:
+        """The time, for `events`."""
+        return self._clock()
+
+    def events(self, now: float) -> Iterator[Event]:
+        """What was due at `now`; all that had been sent until then must have been read.
+
+        An event is gone when the next one is asked for: if it could not be taken in, it comes again.
         """
-        for rank, child in self._children.items():
-            if child.failure() is not None:
-                return EngineDied(rank, self._supervisor.generation(rank), self._supervisor.dead_error(rank))
-        return None if self._children else self.nameless_death()
+        while self._events and self._events[0][0] <= now:
+            yield self._events[0][1]
+            self._events.popleft()
 
-    def nameless_death(self) -> EngineDied:
-        """An engine has announced its death, and nobody can say more."""
-        error = EngineDeadError("an engine has announced that it failed and ends; the cause stands in its own log")
-        return EngineDied(EngineRank(0), Generation(0), error)
+    def dying(self) -> dict[EngineRank, EngineDeadError]:
+        """Engines that have died and whose events were not taken yet."""
+        died = [event for _, event in list(self._events) if isinstance(event, EngineDied)]
+        return {event.rank: event.error for event in died}
 
-    @property
-    def sentinels(self) -> list[int]:
-        """Descriptors that turn readable when a child has ended."""
-        return list(self._supervisor.sentinels().values())
+    def adopt(self, event: EngineReplaced) -> None:
+        """From now on send to the successor."""
+        identity = identity_of(event.rank)
+        socket = self._replacer.adopt(event.rank, event.generation)
+        if socket is not None:
+            old, self._inputs[identity] = self._inputs.get(identity), socket
+            if old is not None:
+                sockets.close(old, 0)
 
-    def deaths(self) -> list[EngineDied]:
-        """Children that have ended since the last call; does not wait."""
-        return [] if self._stopped else self._supervisor.collect()
-
-    def progress(self, rank: EngineRank) -> tuple[int | None, Progress | None]:
-        """Process id and progress page of an engine; nothing for one that was started elsewhere."""
-        child = self._children.get(rank)
-        return (None, None) if child is None else (child.pid, child.progress())
+    def supervised(self, rank: EngineRank) -> RankStatus | None:
+        """How the process of an engine is; None for one that was started elsewhere."""
+        return self._supervisor.status(rank)
 
     def stop(self, timeout: float | None = None) -> None:
         """End the children; a second call waits for the first."""
@@ -130,14 +181,23 @@ class Link:
         with self._closing:
             if not self._stopped:
                 self._stopped = True
-                stop(self._children.values(), self._close_timeout if timeout is None else timeout)
+                self._supervisor.stop(self._close_timeout if timeout is None else timeout)
 
     def release(self) -> None:
         """Close the sockets. Nobody may poll or use them any more."""
         if os.getpid() == self._owner:
             with self._closing:
+                for socket in self._inputs.values():
+                    sockets.close(socket, 0)
+                self._replacer.close()
                 self._doors.close()
 
     def abandon(self) -> None:
         """Stop the children of a client that nobody closed: it was collected, or the interpreter ends."""
         self.stop(min(self._close_timeout, ABANDONED_TIMEOUT))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, EngineDied | EngineReplaced | EngineGivenUp):
+            wait = LAST_OUTPUTS_GRACE if isinstance(event, EngineDied) else 0.0
+            self._events.append((self._clock() + wait, event))
+            self._wake()

@@ -139,6 +139,11 @@ class Seat:
             raise UsageError(_ON_TOP)
 
     @property
+    def free(self) -> bool:
+        """Whether nobody holds the seat, nor has taken it for good."""
+        return self._holder is None and not self._closed
+
+    @property
     def held_here(self) -> bool:
         """Whether this very thread holds the seat, further up its stack."""
         holder = self._holder

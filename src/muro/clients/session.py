@@ -25,7 +25,7 @@ import msgspec
 
 from muro.clients.arguments import check_op, check_request, id_list
 from muro.clients.calls import PendingCall, PendingCalls
-from muro.clients.engine import KnownEngine
+from muro.clients.engine import KnownEngine, again
 from muro.clients.interface import OutputBatch
 from muro.config import Limits
 from muro.errors import (
@@ -37,11 +37,12 @@ from muro.errors import (
     UnsupportedOptionError,
     UsageError,
 )
-from muro.ids import ClientIndex, EngineRank, RequestId, WireId
+from muro.ids import ClientIndex, EngineRank, Generation, RequestId, WireId
 from muro.wire.control import UtilityRequest
 from muro.wire.frames import Frame, rank_of
+from muro.wire.handshake import ReadyResponse
 from muro.wire.ops import Op
-from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, OutputError
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import SchedulerStats
 
@@ -83,13 +84,6 @@ class Attempt:
         self.wire_id = wire_id
         self.engine = engine
         self.sink = sink
-
-
-def again(error: MuroError) -> MuroError:
-    """A copy to raise: one exception must not collect the tracebacks of several callers."""
-    fresh = copy.copy(error)
-    fresh.__cause__ = error.__cause__
-    return fresh
 
 
 def unreachable(message: Message) -> EngineDeadError:
@@ -154,6 +148,15 @@ class Session:
         """Raises the error that ended this session, if one did."""
         if self.error is not None:
             raise again(self.error) from self.error.__cause__
+
+    def check_serving(self, dying: Mapping[EngineRank, MuroError] | None = None) -> None:
+        """Raises the error that ended this session, or why no engine serves; those that are `dying` do not."""
+        self.check()
+        errors = dying or {}
+        if all(rank in errors or not engine.serving for rank, engine in self.engines.items()):
+            for error in errors.values():
+                raise again(error) from error.__cause__
+            next(iter(self.engines.values())).check_serving()
 
     def add(self, request: EngineCoreRequest, sink: Sink | None, now: float) -> tuple[Attempt, Message]:
         """Take a request; `now` is the time of day in Unix seconds. Without a sink its outputs go into batches.
@@ -288,18 +291,34 @@ class Session:
         return None
 
     def died(self, rank: EngineRank, generation: int, error: MuroError) -> bool:
-        """An engine has died: everything on it ends with `error`. Whether that was news."""
+        """An engine has died: everything on it ends with `error`. Whether that was news.
+
+        Requests that are read in batches end in a batch only if the engine is being restarted; otherwise the session
+        is about to end, and every reader gets its error.
+        """
         engine = self.engines.get(rank)
         if engine is None or not engine.died(generation, error):
             return False
         self.calls.end_all(again(error), rank)
-        self._fail([attempt for attempt in self._live.values() if attempt.engine is engine], error)
+        bereft = [attempt for attempt in self._live.values() if attempt.engine is engine]
+        if self._batches and engine.restarting and bereft:
+            why = OutputError(error.code, error.message, retryable=True)
+            ends = [EngineCoreOutput(a.wire_id, [], finish_reason=FinishReason.ERROR, error=why) for a in bereft]
+            self._unread.append(EngineCoreOutputs(engine_index=rank, outputs=ends))
+        self._fail(bereft, error)
         return True
 
     def replaced(self, engine: KnownEngine) -> None:
-        """A new generation of a rank is about to join. Raises InternalError if the old one still lives."""
+        """A later generation of a rank is about to join. Raises InternalError if the old one still lives."""
         self.engines[engine.rank].replaced_by(engine)
         self.engines[engine.rank] = engine
+
+    def succeeded(self, rank: EngineRank, generation: Generation, ready: ReadyResponse) -> None:
+        """A later generation of a rank serves; nothing happens if that is known."""
+        if generation > self.engines[rank].generation:
+            engine = KnownEngine(rank, generation)
+            self.replaced(engine)
+            engine.joined(ready)
 
     def end(self, error: MuroError) -> None:
         """Everything ends with `error`, and so does every later use; only the first call counts."""

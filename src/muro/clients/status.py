@@ -7,29 +7,31 @@ from typing import Protocol
 from muro.clients.interface import EngineStatus
 from muro.clients.session import Session
 from muro.ids import EngineRank
-from muro.wire.progress import Progress
+from muro.launch.supervisor import RankStatus
 
 
 class Watched(Protocol):
     """Who knows the engines' processes; see `link.Link`."""
 
-    def progress(self, rank: EngineRank) -> tuple[int | None, Progress | None]: ...
+    def supervised(self, rank: EngineRank) -> RankStatus | None: ...
 
 
 def engine_statuses(session: Session, watched: Watched) -> list[EngineStatus]:
     """One status per rank."""
     statuses = []
     for rank, engine in session.engines.items():
-        pid, progress = watched.progress(rank)
+        process = watched.supervised(rank)
         statuses.append(
             EngineStatus(
                 rank=rank,
                 generation=engine.generation,
-                state=engine.state.value,
+                state="restarting" if engine.restarting else engine.state.value,
                 ready=engine.ready,
-                pid=pid,
-                progress=progress,
+                pid=None if process is None else process.pid,
+                progress=None if process is None else process.progress,
                 in_flight=engine.in_flight,
+                restarts=0 if process is None else process.generation,
+                uptime=None if process is None else process.uptime,
                 error="" if engine.error is None else engine.error.message,
             )
         )

@@ -19,20 +19,21 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from muro.clients.arguments import check_timeout
 from muro.clients.calls import PendingCall
+from muro.clients.engine import again
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.seat import Seat, Waiter
 from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable, unreachable
 from muro.clients.status import Watched, engine_statuses
 from muro.clients.sync_stream import Feed, SyncStream
-from muro.errors import CallTimeoutError, UsageError
+from muro.errors import CallTimeoutError, EngineDeadError, MuroError, UsageError
 from muro.ids import EngineRank
-from muro.launch.supervisor import EngineDied
+from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
 from muro.wire.ops import Op
 from muro.wire.output import EngineCoreOutputs
 from muro.wire.request import EngineCoreRequest
@@ -48,7 +49,19 @@ class Engines(Watched, Protocol):
 
     def send(self, message: Message) -> bool: ...
 
-    def deaths(self) -> list[EngineDied]: ...
+    def look(self) -> None: ...
+
+    def refused(self, message: Message) -> EngineDeadError | None: ...
+
+    def due(self) -> float | None: ...
+
+    def now(self) -> float: ...
+
+    def events(self, now: float) -> Iterator[Event]: ...
+
+    def dying(self) -> dict[EngineRank, EngineDeadError]: ...
+
+    def adopt(self, event: EngineReplaced) -> None: ...
 
     def check_process(self) -> None: ...
 
@@ -64,7 +77,7 @@ class NewsSource(Protocol):
 
     def wait(self, timeout: float | None) -> bool: ...
 
-    def take(self) -> Sequence[EngineCoreOutputs | Unreadable | EngineDied]: ...
+    def take(self) -> Sequence[EngineCoreOutputs | Unreadable]: ...
 
     def interrupt(self) -> None: ...
 
@@ -81,6 +94,8 @@ class ThreadsClient:
         self._lock = threading.RLock()
         self._seat = Seat(self._lock, news.interrupt)
         self._batch_readers: dict[Waiter, None] = {}
+        self._patient: dict[Waiter, None] = {}
+        """Who waits for an engine that serves."""
         self._gone: deque[Attempt] = deque()
         self._finalizer = weakref.finalize(self, _finalize, engines, news)
 
@@ -143,7 +158,8 @@ class ThreadsClient:
         """How each engine is, by rank."""
         self._seat.check_may_enter()
         with self._lock:
-            self._bury()
+            self._link.look()
+            self._catch_up()
             return engine_statuses(self._session, self._link)
 
     def observe_stats(self, listener: StatsListener | None) -> None:
@@ -154,8 +170,38 @@ class ThreadsClient:
         """Raises EngineDeadError or ClientClosedError if no request can be served. Asks the engine nothing."""
         self._enter()
         with self._lock:
-            self._bury()
-            self._session.check()
+            self._link.look()
+            self._catch_up()
+            self._session.check_serving(self._link.dying())
+
+    def wait_serving(self, timeout: float | None = None) -> None:
+        """Return when an engine serves.
+
+        Raises EngineDeadError: with `restarting` if `timeout` seconds are over, without it if there will be none.
+        """
+        self._seat.check_may_wait()
+        self._enter()
+        check_timeout(timeout)
+        waiter = Waiter()
+        reasons: list[EngineDeadError] = []
+
+        def ready() -> bool:
+            try:
+                self._session.check_serving(self._link.dying())
+            except EngineDeadError as error:
+                if not error.restarting:
+                    raise
+                reasons[:] = [error]
+                self._patient[waiter] = None
+                return False
+            return True
+
+        try:
+            if not self._seat.wait(waiter, ready, self._receive, timeout):
+                raise reasons[0]
+        finally:
+            with self._lock:
+                self._patient.pop(waiter, None)
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything; any thread may call it, also again."""
@@ -209,11 +255,10 @@ class ThreadsClient:
             attempt = None
             try:
                 self._take_gone()  # somebody may have held the lock when we came
+                self._catch_up()
                 attempt, message = self._session.add(request, feed, time.time())
                 if not self._link.send(message):
-                    self._bury()
-                    self._session.check()
-                    raise unreachable(message)
+                    raise self._refused(message)
             except BaseException:
                 if attempt is not None:
                     self._send_all(self._session.drop([attempt]))
@@ -232,12 +277,11 @@ class ThreadsClient:
         call: PendingCall | None = None
         try:
             with self._lock:
+                self._catch_up()
                 call, messages = self._session.call(op, args, engine, partial(self._seat.ring, waiter))
                 for message in messages:
                     if not self._link.send(message):
-                        self._bury()
-                        self._session.check()
-                        raise unreachable(message)
+                        raise self._refused(message)
             pending = call
             if not self._seat.wait(waiter, lambda: pending.over, self._receive, timeout):
                 raise CallTimeoutError(f"no answer to {call.method!r} within {timeout} s", method=call.method)
@@ -254,17 +298,10 @@ class ThreadsClient:
         if not self._news.wait(timeout):
             return
         try:
+            now = self._link.now()
             news = self._news.take()
             with self._lock:
-                for item in news:
-                    if isinstance(item, EngineDied):
-                        self._died(item)
-                    elif isinstance(item, Unreadable):
-                        self._send_all(self._session.refuse(item))
-                    else:
-                        self._session.receive(item)
-                if self._batch_readers and self._session.has_batches:
-                    self._seat.ring(next(iter(self._batch_readers)))
+                self._take_in(news, now)
         except BaseException:
             with self._lock:
                 self._send_all(self._session.abort_all())
@@ -273,18 +310,50 @@ class ThreadsClient:
         if self._gone:
             self._drop_gone()
 
-    def _bury(self) -> None:
-        for died in self._link.deaths():
-            self._died(died)
+    def _catch_up(self) -> None:
+        """Take in what has happened to engines while nobody received; whoever receives does it by itself.
 
-    def _died(self, died: EngineDied) -> None:
-        self._session.died(died.rank, died.generation, died.error)
-        self._session.end(died.error)  # the policy of now: one dead engine ends its client
+        Under the lock nobody can take the seat, so if it is free its work is ours.
+        """
+        if self._link.due() == 0 and self._seat.free:
+            now = self._link.now()
+            self._take_in(self._news.take(), now)
+
+    def _take_in(self, news: Iterable[EngineCoreOutputs | Unreadable], now: float) -> None:
+        for item in news:
+            if isinstance(item, Unreadable):
+                self._send_all(self._session.refuse(item))
+            else:
+                self._session.receive(item)
+        for event in self._link.events(now):
+            self._apply(event)
+        if self._batch_readers and self._session.has_batches:
+            self._seat.ring(next(iter(self._batch_readers)))
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case EngineDied():
+                self._session.died(event.rank, event.generation, event.error)
+            case EngineReplaced():
+                self._session.succeeded(event.rank, event.generation, event.ready)
+                self._link.adopt(event)
+            case EngineGivenUp():
+                self._session.end(event.error)
         self._ring_batch_readers()
+        for waiter in self._patient:
+            self._seat.ring(waiter)
+
+    def _refused(self, message: Message) -> MuroError:
+        """Why a message was not taken."""
+        death = self._link.refused(message)
+        self._session.check()
+        return unreachable(message) if death is None else again(death)
 
     def _end(self) -> None:
         self._send_all(self._session.close())
         self._ring_batch_readers()
+        for waiter in self._patient:
+            self._seat.ring(waiter)
 
     def _ring_batch_readers(self) -> None:
         for waiter in self._batch_readers:

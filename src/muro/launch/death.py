@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from muro.errors import EngineDeadError, StartupError
+from muro.errors import CrashLoopError, EngineDeadError, StartupError
+from muro.launch.restart import Decision
 from muro.wire.failure import FailureRecord, describe_exit
 
 UNKNOWN_STATUS = 255
@@ -25,10 +26,14 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     """How long it lived."""
     failure: FailureRecord | None = None
     log_tail: str = ""
+    stuck: str = ""
+    """What was seen of it when it was killed because it did nothing any more."""
 
     def how(self) -> str:
         """How it ended and where: "killed by SIGKILL (...) in phase loading after 3.2 s (pid 123)"."""
-        if self.status == 0:
+        if self.stuck:
+            end = f"it was stuck: {self.stuck}; so it was killed"
+        elif self.status == 0:
             end = "it left with exit code 0 although nobody had asked it to"
         elif self.status == UNKNOWN_STATUS:
             end = "it ended, and its exit status was collected by another part of this program"
@@ -57,15 +62,22 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
             log_tail=self.log_tail,
         )
 
-    def dead_error(self, rank: int, generation: int) -> EngineDeadError:
-        """The error of an engine that had been ready."""
+    def dead_error(self, rank: int, generation: int, decision: Decision | None = None) -> EngineDeadError:
+        """The error of an engine that had been ready, and what is decided to follow."""
         again = f" (generation {generation})" if generation else ""
-        return EngineDeadError(
-            f"{self.name}{again} has died: {self.how()}{self.details()}",
+        follows, kind, retry_after = "", EngineDeadError, None
+        if decision is not None and decision.restart:
+            follows, retry_after = "; it is being restarted", decision.delay
+        elif decision is not None and decision.crash_loop:
+            follows, kind = f"; it is not started again: {decision.why}", CrashLoopError
+        return kind(
+            f"{self.name}{again} has died: {self.how()}{follows}{self.details()}",
             rank=rank,
             generation=generation,
             phase=self.phase,
             pid=self.pid,
             exit_status=self.status,
             log_tail=self.log_tail,
+            restarting=decision is not None and decision.restart,
+            retry_after=retry_after,
         )

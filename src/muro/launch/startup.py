@@ -123,6 +123,7 @@ class _Startup:
                 title=self._plan.title(rank),
                 env=self._plan.env,
                 name=self._plan.name(rank),
+                generation=self._plan.local[rank].generation,
             )
             self.children[rank] = child
             self._pump.add(child.sentinel, partial(self._ended, rank))

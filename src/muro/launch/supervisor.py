@@ -1,55 +1,410 @@
-"""Watch engines that are up: each death becomes an event, with its cause.
+"""Watch the engines that were started here, tell what happens to them, start their successors.
 
-What follows from a death is decided by whoever takes the events. The policy of now is never to restart.
+One thread ("muro-supervisor") waits for the ends of children, ticks, and calls the listeners. Invariants:
+
+- Everything that is known of the ranks changes under one re-entrant lock. It is held for the time of a bookkeeping:
+  a start happens in a thread of its own (`launch.attempt`), and writing a stuck child's stacks without the lock.
+- Each event is told once, in order, to every listener, by whichever thread finds it out: the supervisor's own, or one
+  that calls `look`. A listener only takes note and wakes somebody; it must not take a lock that is held around calls
+  of a supervisor. After `stop` nothing is told.
+- The supervisor owns the children. A successor is started only when its predecessor has ended.
+- `stop` may be called from any thread, by a finalizer even in the supervisor's own; it is bounded.
+- In a forked process a supervisor does nothing: the children are the parent's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from muro.errors import EngineDeadError
+from muro.config import RestartPolicy
+from muro.errors import CrashLoopError, EngineDeadError, StartupError
 from muro.ids import EngineRank, Generation
+from muro.launch import shutdown
+from muro.launch.attempt import Attempt, Replace, Replacement
+from muro.launch.events import (
+    EngineDied,
+    EngineGivenUp,
+    EngineProgress,
+    EngineReplaced,
+    EngineStalled,
+    EngineStarted,
+    Event,
+)
+from muro.launch.restart import Decision, RankState, Restarts
 from muro.launch.spawn import Child
+from muro.launch.startup import StartupProgress
+from muro.launch.watchdog import OwnTime, Verdict
+from muro.transport.pump import Pump
+from muro.transport.wakeup import Wakeup
+from muro.wire.progress import Progress
+
+log = logging.getLogger(__name__)
+
+TICK = 0.2
+"""Seconds between two looks at progress pages and failure records, which are memory and wake nobody."""
+NOTICE_PATIENCE = 1.0
+"""Seconds that an engine that announced its death gets to leave a cause before it is reported without one."""
+ENDING_TIMEOUT = 6.0
+"""Seconds that an engine that has announced its death gets to end by itself."""
+_JOIN_TIMEOUT = 3.0
+
+Listener = Callable[[Event], None]
+Watch = Callable[[EngineRank, Generation, Child, float], Verdict | None]
+"""Called with each engine that runs, each tick, in the supervisor's thread, and with the seconds that this thread has
+counted so far (see `watchdog.OwnTime`). A verdict has the engine killed."""
 
 
-class EngineDied(msgspec.Struct, frozen=True):
-    """An engine has ended although nobody had asked it to; `error` is for everybody who waits for it."""
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine of one rank is."""
 
-    rank: EngineRank
+    state: RankState
     generation: Generation
-    error: EngineDeadError
+    """The latest one, whether it serves, starts or has died; so often was it restarted."""
+    pid: int | None
+    progress: Progress
+    """Its page, or how far the start of a successor is."""
+    uptime: float | None
+    """Seconds since it is ready; None if it is not."""
+
+
+class _Rank:
+    """The engine of one rank: the child that runs or ran last, and what becomes of it."""
+
+    def __init__(self, rank: EngineRank, child: Child, policy: RestartPolicy, now: float) -> None:
+        self.rank = rank
+        self.child = child
+        self.restarts = Restarts(policy)
+        self.attempt: Attempt | None = None
+        self.ready_since = now
+        self.died_at = now
+        self.ended = False
+        """Whether the child is no more, and was reaped."""
+        self.kill_at: float | None = None
+        self.stuck = ""
+        self.cause = ""
+        self.started_at = now
+        self.start_took = 1.0
+
+    @property
+    def running(self) -> bool:
+        return self.restarts.state is RankState.RUNNING
+
+    def status(self, now: float) -> RankStatus:
+        attempt, state = self.attempt, self.restarts.state
+        progress = self.child.progress()
+        if attempt is not None and attempt.progress is not None:
+            sight = attempt.progress.sight
+            progress = Progress(generation=attempt.generation, phase=sight.phase, percent=sight.percent)
+        return RankStatus(
+            state=state,
+            generation=self.restarts.generation,
+            pid=self.child.pid if attempt is None else None,
+            progress=progress,
+            uptime=max(0.0, now - self.ready_since) if state is RankState.RUNNING else None,
+        )
 
 
 class Supervisor:
-    """Tells of each death once. Not for several threads at a time.
+    """Supervises children that are ready.
 
     Args:
-        children: the engines that were started here, by rank; they stay their owner's, who closes them.
+        children: handles of `launch.spawn`, by rank; owned from now on.
+        policy: what follows a death.
+        replace: starts a successor; without it there are none.
+        watch: judges engines that run.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, children: Mapping[EngineRank, Child]) -> None:
-        self._children = dict(children)
-        self._living = dict(children)
+    def __init__(
+        self,
+        children: Mapping[EngineRank, Child],
+        *,
+        policy: RestartPolicy | None = None,
+        replace: Replace | None = None,
+        watch: Watch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = RestartPolicy() if policy is None or replace is None else policy
+        self._replace = replace
+        self._watch = watch
+        self._clock = clock
+        now = clock()
+        self._ranks = {rank: _Rank(rank, child, self._policy, now) for rank, child in children.items()}
+        self._listeners: tuple[Listener, ...] = ()
+        self._lock = threading.RLock()
+        self._wakeup = Wakeup()
+        self._thread = threading.Thread(target=self._run, name="muro-supervisor", daemon=True)
+        self._name_by: float | None = None
+        self._stopped = False
+        self._owner = os.getpid()
 
-    def sentinels(self) -> dict[EngineRank, int]:
-        """Descriptors to poll for reading, one for each engine that was not reported dead yet."""
-        return {rank: child.sentinel for rank, child in self._living.items()}
+    def open(self) -> Supervisor:
+        """Begin. Raises StartupError if no thread can be made."""
+        self._wakeup.open()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._wakeup.close()
+            raise StartupError(f"no thread could be made to supervise the engines: {error}", phase="spawn") from error
+        return self
 
-    def collect(self) -> list[EngineDied]:
-        """The deaths since the last call; does not wait."""
-        died = []
-        for rank, child in list(self._living.items()):
-            if child.poll() is not None:
-                del self._living[rank]
-                died.append(EngineDied(rank, self.generation(rank), self.dead_error(rank)))
-        return died
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` with every event from now on; returns what ends that."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
 
-    def generation(self, rank: EngineRank) -> Generation:
-        """How often the engine of a rank has been replaced: never, so far."""
-        return Generation(0)
+        def unsubscribe() -> None:
+            with self._lock:
+                self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
 
-    def dead_error(self, rank: EngineRank) -> EngineDeadError:
-        """What to tell of an engine that has died, or has announced that it is dying."""
-        return self._children[rank].death().dead_error(rank, self.generation(rank))
+        return unsubscribe
+
+    def look(self) -> None:
+        """Find out now what has happened; listeners have been told when this returns."""
+        if self._stopped or os.getpid() != self._owner:
+            return
+        with self._lock:
+            now = self._clock()
+            for one in self._ranks.values():
+                self._look_at(one, now)
+            if self._name_by is not None and now >= self._name_by:
+                self._name_by = None
+                self._publish(nameless_death())
+
+    def wait_end(self, rank: EngineRank, timeout: float) -> None:
+        """Wait until the child of a rank has ended, because something else says that it is about to; then look."""
+        one = self._ranks.get(rank)
+        if one is not None and one.running and not self._stopped:
+            one.child.wait(timeout)
+        self.look()
+
+    def notice(self) -> None:
+        """An engine has announced its death.
+
+        The announcement names nobody: an engine that was started here has left a failure record before it.
+        """
+        with self._lock:
+            told = [one for one in self._ranks.values() if not one.running]
+            self.look()
+            if any(not one.running for one in self._ranks.values() if one not in told):
+                return
+            if not self._ranks:
+                self._publish(nameless_death())
+            elif self._name_by is None:
+                self._name_by = self._clock() + NOTICE_PATIENCE
+                self._wake()
+
+    def status(self, rank: EngineRank) -> RankStatus | None:
+        """How the engine of a rank is; None for one that was started elsewhere. Asks it nothing."""
+        one = self._ranks.get(rank)
+        return None if one is None else one.status(self._clock())
+
+    @property
+    def restarts(self) -> bool:
+        """Whether engines that die may get successors."""
+        return self._policy.policy != "never"
+
+    def stop(self, timeout: float) -> None:
+        """End all children, and whatever is being started; they get `timeout` seconds together after SIGTERM."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._stopped = True
+            attempts = [one.attempt for one in self._ranks.values() if one.attempt is not None]
+            for attempt in attempts:
+                attempt.cancel()
+            self._wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_TIMEOUT)
+        started = [attempt.abandon(_JOIN_TIMEOUT) for attempt in attempts]
+        children = [one.child for one in self._ranks.values()]
+        shutdown.stop([*children, *(child for child in started if child is not None)], timeout)
+        with self._lock:
+            self._wakeup.close()
+
+    def _run(self) -> None:
+        pump = Pump()
+        pump.add(self._wakeup.fileno(), lambda: None)
+        watched: set[int] = set()
+        own = OwnTime(TICK, self._clock())
+        tick_at = self._clock() + TICK
+        while not self._stopped:
+            try:
+                watched = self._rewatch(pump, watched)
+                pump.poll(int(max(0.0, min(self._due(), tick_at) - self._clock()) * 1000) + 1)
+                self._wakeup.clear()
+                self.look()
+                if (now := self._clock()) >= tick_at:
+                    tick_at = now + TICK
+                    self._judge(own.tick(now))
+            except Exception:
+                log.exception("the supervisor of the engines met a bug of ours; it goes on")
+                time.sleep(TICK)  # whatever it is may happen again at once
+
+    def _rewatch(self, pump: Pump, watched: set[int]) -> set[int]:
+        """Poll the sentinels of those who have not ended."""
+        wanted = {one.child.sentinel for one in self._ranks.values() if not one.ended} - {-1}
+        for gone in watched - wanted:
+            pump.remove(gone)
+        for new in wanted - watched:
+            pump.add(new, lambda: None)
+        return wanted
+
+    def _due(self) -> float:
+        """When something has to be done although nothing happens."""
+        with self._lock:
+            now = self._clock()
+            dues = [now + 3600.0 if self._name_by is None else self._name_by]
+            for one in self._ranks.values():
+                if one.kill_at is not None and not one.ended:
+                    dues.append(one.kill_at)
+                if one.restarts.state is RankState.BACKING_OFF and one.ended:
+                    dues.append(now + one.restarts.remaining(now))
+            return min(dues)
+
+    def _look_at(self, one: _Rank, now: float) -> None:
+        if not one.ended and one.child.poll() is not None:
+            one.ended = True
+        if one.running and (one.ended or one.child.failure() is not None):
+            self._bury(one, now)
+        if one.kill_at is not None and not one.ended and now >= one.kill_at:
+            one.kill_at = None
+            one.child.kill()
+            if one.running:  # even SIGKILL takes its time where the kernel is stuck; nobody shall wait for that
+                self._bury(one, now)
+        if one.attempt is not None:
+            self._settle(one, one.attempt, now)
+        if one.ended and (generation := one.restarts.start(now)) is not None:
+            self._begin(one, generation, now)
+
+    def _bury(self, one: _Rank, now: float) -> None:
+        """The engine of a rank has ended, or is about to; decide what follows."""
+        death = one.child.death()
+        if one.stuck:
+            death = msgspec.structs.replace(death, stuck=one.stuck)
+        if not one.ended:
+            one.kill_at = now + ENDING_TIMEOUT
+        one.died_at = now
+        self._name_by = None
+        generation = one.restarts.generation
+        decision = one.restarts.died(death.status, now)
+        self._mourn(one, generation, death.dead_error(one.rank, generation, decision), death.how(), decision)
+
+    def _mourn(
+        self, one: _Rank, generation: Generation, error: EngineDeadError, cause: str, decision: Decision
+    ) -> None:
+        one.cause = cause
+        if decision.restart:
+            error.retry_after = decision.delay + one.start_took
+            log.warning("%s", error.message)
+        elif self.restarts:
+            log.error("%s", error.message)
+        self._publish(EngineDied(one.rank, generation, error, decision.restart))
+        if not decision.restart:
+            self._publish(EngineGivenUp(one.rank, error))
+
+    def _begin(self, one: _Rank, generation: Generation, now: float) -> None:
+        """Start a successor."""
+        if self._replace is None or self._stopped:
+            return
+
+        def progressed(progress: StartupProgress) -> None:
+            self._publish(EngineProgress(one.rank, generation, progress.sight.phase, progress.sight.percent))
+
+        one.attempt = Attempt(self._replace, one.rank, generation, one.child, self._wake, progressed)
+        attempts, budget = one.restarts.deaths, self._policy.budget
+        log.warning("%s is started again: generation %d, %d of %d", one.child.name, generation, attempts, budget)
+        self._publish(EngineStarted(one.rank, generation, attempts, budget, one.cause))
+        one.started_at = now
+        try:
+            one.attempt.begin()
+        except (OSError, RuntimeError) as error:
+            one.attempt = None
+            self._failed(one, generation, error, now)
+
+    def _settle(self, one: _Rank, attempt: Attempt, now: float) -> None:
+        """See what has become of the start of a successor."""
+        outcome = attempt.take()
+        if outcome is None:
+            return
+        one.attempt = None
+        one.start_took = now - one.started_at
+        if isinstance(outcome, Replacement):
+            one.child, one.ended, one.kill_at, one.stuck, one.ready_since = outcome.child, False, None, "", now
+            one.restarts.serves()
+            away = now - one.died_at
+            log.warning("%s serves again after %.1f s: generation %d", one.child.name, away, attempt.generation)
+            self._publish(EngineReplaced(one.rank, attempt.generation, outcome.ready, one.child.pid, away))
+        else:
+            self._failed(one, attempt.generation, outcome, now)
+
+    def _failed(self, one: _Rank, generation: Generation, cause: Exception, now: float) -> None:
+        """A successor did not come up."""
+        known = (
+            cause
+            if isinstance(cause, StartupError)
+            else StartupError(
+                f"{one.child.name} could not be started again: {type(cause).__name__}: {cause}", phase="spawn"
+            )
+        )
+        decision = one.restarts.died(known.exit_status, now)
+        kind = CrashLoopError if decision.crash_loop else EngineDeadError
+        why = f"generation {generation}: " if decision.restart else f"{decision.why}. Generation {generation}: "
+        error = kind(
+            why + known.message,
+            rank=one.rank,
+            generation=generation,
+            phase=known.phase,
+            pid=known.pid,
+            exit_status=known.exit_status,
+            log_tail=known.log_tail,
+            restarting=decision.restart,
+        )
+        self._mourn(one, generation, error, known.message, decision)
+
+    def _judge(self, seconds: float) -> None:
+        """Let the watch look at everybody who runs."""
+        if self._watch is None:
+            return
+        for one in self._ranks.values():
+            if not one.running or one.ended or one.stuck:
+                continue
+            verdict = self._watch(one.rank, one.restarts.generation, one.child, seconds)
+            if verdict is not None:
+                self._stalled(one, verdict)
+
+    def _stalled(self, one: _Rank, verdict: Verdict) -> None:
+        with self._lock:
+            one.stuck = verdict.words
+            self._publish(EngineStalled(one.rank, one.restarts.generation, verdict.words))
+        log.error("%s is stuck: %s; it is killed", one.child.name, verdict.words)
+        one.child.dump_stack()
+        one.child.kill()
+        with self._lock:
+            one.kill_at = self._clock() + 1.0
+
+    def _publish(self, event: Event) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            for listener in self._listeners:
+                try:
+                    listener(event)
+                except Exception:
+                    log.exception("a listener for events of engines failed")
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._wakeup.set()
+
+
+def nameless_death() -> EngineGivenUp:
+    """An engine has announced its death, and nobody can say more."""
+    error = EngineDeadError("an engine has announced that it failed and ends; the cause stands in its own log")
+    return EngineGivenUp(None, error)

@@ -58,6 +58,11 @@ class AsyncReader:
         """Look at a watched socket in the next turn; needed after each send on it."""
         self._loop.call_soon(self._sockets[socket].drain)
 
+    def read_now(self, socket: Socket, most: int) -> None:
+        """Hand out at once what waits in a watched socket, at most `most` messages."""
+        if (source := self._sockets.get(socket)) is not None:
+            source.read(most)
+
     def forget(self, source: Socket | int) -> None:
         """Stop calling back for it, at once; do so before it is closed. Unknown ones are ignored."""
         if isinstance(source, int):
@@ -93,7 +98,10 @@ class _Source:
         self._items = [(socket, _POLLIN)]
 
     def drain(self) -> None:
-        left = self._budget
+        self.read(self._budget)
+
+    def read(self, left: int) -> None:
+        """Hand out what waits, at most `left` messages; the others in the loop's next turn."""
         try:
             # Asking costs 2 us, an empty hand (an exception) four times as much.
             while not self.stopped and zmq.zmq_poll(self._items, 0):
