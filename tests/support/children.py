@@ -3,10 +3,10 @@
 import ctypes
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
-import threading
 from typing import Any
 
 from muro.child.context import ChildContext
@@ -77,11 +77,11 @@ def hold_lock(context: ChildContext) -> int:
 
 def stop_politely(context: ChildContext) -> int:
     """Leaves on SIGTERM, with the number of signals seen as its exit code."""
-    asked = threading.Event()
-    signals = StopSignals(asked.set)
+    asked: queue.SimpleQueue[None] = queue.SimpleQueue()  # an Event's own lock may be held when the signal comes
+    signals = StopSignals(lambda: asked.put(None))
     signals.install()
     context.page.set_phase("waiting")
-    asked.wait()
+    asked.get()
     signals.restore()
     return signals.count
 
