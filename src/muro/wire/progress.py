@@ -54,7 +54,7 @@ PHASE: Final = Section(64, f"dqI{MAX_PHASE_BYTES}s")
 STARTED: Final = Section(192, "Qq")
 """steps started, when the last one started (ns)."""
 ENDED: Final = Section(256, "QqQQII")
-"""steps ended, when the last one ended (ns), `yielded` and tokens since the start, requests running, waiting."""
+"""steps ended, when the last one ended (ns), `yielded` and tokens since the start, requests in the engine, held back."""
 DROPPED: Final = Section(320, "Q")
 """frames that were not the protocol, dropped since the start."""
 TURN: Final = Section(384, f"QqI{MAX_PHASE_BYTES}s")
@@ -81,7 +81,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Grows with whatever a step achieves: tokens put out, requests ended, prompt tokens computed."""
     tokens_out: int = 0
     running: int = 0
+    """Requests that the engine has, its own waiting ones included: how many those are, only its statistics say."""
     waiting: int = 0
+    """Requests that a pause holds back."""
     dropped_frames: int = 0
     activity: str = ""
     """What the loop does when it is in no step: "idle", or the input that it handles or has handled last."""
