@@ -52,7 +52,7 @@ def running_stream(server: Server, pool: ThreadPoolExecutor, **body: Any) -> Fut
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_dead_engine_is_told_and_ends_the_server(how: signal.Signals, pool: ThreadPoolExecutor) -> None:
     """FC-01, FC-04, FC-27: while streaming, waiting and idle connections are there."""
-    with Server(*PACED) as server:
+    with Server(*PACED, "--restart", "never") as server:
         server.ready()
         streamed = running_stream(server, pool, **ENDLESS)
         whole = pool.submit(httpx.post, f"{server.url}/v1/completions", json=ENDLESS, timeout=30)
@@ -76,7 +76,7 @@ def test_a_dead_engine_is_told_and_ends_the_server(how: signal.Signals, pool: Th
 @pytest.mark.cases
 def test_a_dead_engine_of_an_idle_server(pool: ThreadPoolExecutor) -> None:
     """FC-01, FC-27: nobody has to ask for it to be noticed."""
-    with Server("--engine", "echo") as server:
+    with Server("--engine", "echo", "--restart", "never") as server:
         server.ready()
         os.kill(server.engine_pid, signal.SIGKILL)
         until(lambda: server.status() == 503, within=2)
@@ -86,7 +86,7 @@ def test_a_dead_engine_of_an_idle_server(pool: ThreadPoolExecutor) -> None:
 @pytest.mark.cases
 def test_a_stop_right_after_a_death_is_no_clean_end() -> None:
     """FC-27: restart policies look at the exit status."""
-    with Server("--engine", "echo") as server:
+    with Server("--engine", "echo", "--restart", "never") as server:
         server.ready()
         os.kill(server.engine_pid, signal.SIGKILL)
         server.signal(signal.SIGTERM)

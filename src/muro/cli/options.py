@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from muro.cli.http_options import HttpOptions
+from muro.config import RestartPolicy
 from muro.errors import ConfigError
 
 O = TypeVar("O", bound=msgspec.Struct)  # noqa: E741
@@ -21,7 +22,7 @@ _HTTP, _ENGINE, _MANY = "HTTP", "Model and engine", "Engines elsewhere"
 
 EXIT_CODES = """\
 Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while serving; 11 it did not start;
-12 (with --headless) the front-end has gone."""
+12 (with --headless) the front-end has gone; 13 the engine died more often than --restart-budget allows."""
 
 
 class ServeOptions(HttpOptions, frozen=True, kw_only=True):
@@ -81,6 +82,39 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
             min=0,
             help="Seconds for which an engine may owe something (the end of a step, a token, an answer) and do nothing "
             "towards it; then it is taken for stuck and killed. Longer than the longest step. 0: for ever.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = 60.0
+    restart: Annotated[
+        Literal["never", "on-failure", "always"],
+        typer.Option(
+            help="Whether an engine that died is started again; the server stays up meanwhile. on-failure: unless it "
+            "ended with exit code 0, or because its settings are wrong.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "on-failure"
+    restart_backoff: Annotated[
+        str,
+        typer.Option(
+            metavar="FIRST/MOST",
+            help="Seconds from a death to the new start; they double with each further death, up to the second number.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "0.1/10"
+    restart_budget: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER/SECONDS",
+            help="So many deaths within so many seconds are followed by a new start; with one more the server ends.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "5/300"
+    restart_wait: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds for which new requests wait for an engine that is being started again, before they get 503. "
+            "0: at once.",
             rich_help_panel=_ENGINE,
         ),
     ] = 60.0
@@ -226,6 +260,23 @@ def engine_options(options: ServeOptions) -> dict[str, Any]:
     if options.fault:
         given["fault"] = options.fault
     return given
+
+
+def restart_policy(options: ServeOptions) -> RestartPolicy:
+    """What the `--restart` flags say. Raises ConfigError."""
+    first, most = _two_numbers("--restart-backoff", options.restart_backoff, "0.1/10")
+    budget, window = _two_numbers("--restart-budget", options.restart_budget, "5/300")
+    return RestartPolicy(
+        policy=options.restart, backoff_first=first, backoff_max=most, budget=int(budget), window=window
+    )
+
+
+def _two_numbers(flag: str, text: str, example: str) -> tuple[float, float]:
+    one, _, other = text.partition("/")
+    try:
+        return float(one), float(other)
+    except ValueError:
+        raise ConfigError(f"{flag} {text!r} is not two numbers with a slash between them; {example} works") from None
 
 
 def pairs(texts: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags
+from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags, restart_policy
 from muro.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         raise MissingExtraError(f"serving HTTP (no module {error.name!r})", "serve") from None
     from muro.cli.progress import StartupShow
     from muro.config import ConnectConfig, EngineConfig
+    from muro.llm.replay import DeathPolicy
 
     choice.engine_config()  # whatever is wrong with it is told before anything else happens
     local = options.data_parallel_size_local
@@ -83,6 +84,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         insecure_tcp=options.insecure_tcp,
         startup_timeout=options.startup_timeout,
         stall_limit=options.stall_limit or None,
+        restart=restart_policy(options),
         engine=EngineConfig(log_level=options.log_level.upper()),
     )
     config = ServerConfig(
@@ -90,6 +92,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         port=options.port,
         served_names=tuple(options.served_model_name or ()),
         shutdown_timeout=options.shutdown_timeout,
+        deaths=DeathPolicy(restart_wait=options.restart_wait),
         limits=_limits(options),
         api_key_file=options.api_key_file,
         tls_certfile=options.ssl_certfile,

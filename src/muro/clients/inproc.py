@@ -31,7 +31,7 @@ from muro.errors import EngineDeadError, LocalProtocolError, UsageError
 from muro.ids import ClientIndex, EngineRank, Generation
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced
 from muro.launch.events import Event as EngineEvent
-from muro.launch.supervisor import RankStatus
+from muro.launch.rank import RankStatus
 from muro.wire.codec import OutputDecoder, OutputEncoder, RequestDecoder
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
 from muro.wire.failure import call_failure_text

@@ -26,7 +26,8 @@ from muro.clients.session import Message, Unreadable
 from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
 from muro.ids import EngineRank
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
-from muro.launch.supervisor import RankStatus, Supervisor
+from muro.launch.rank import RankStatus
+from muro.launch.supervisor import Supervisor
 from muro.transport import sockets
 from muro.transport.sockets import Frame, Socket, send_nowait
 from muro.wire.codec import Marker, OutputDecoder

@@ -7,7 +7,7 @@ from typing import Protocol
 from muro.clients.interface import EngineStatus
 from muro.clients.session import Session
 from muro.ids import EngineRank
-from muro.launch.supervisor import RankStatus
+from muro.launch.rank import RankStatus
 
 
 class Watched(Protocol):

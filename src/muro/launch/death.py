@@ -81,3 +81,19 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
             restarting=decision is not None and decision.restart,
             retry_after=retry_after,
         )
+
+
+def unborn_error(cause: StartupError, rank: int, generation: int, decision: Decision) -> EngineDeadError:
+    """The error of a successor that did not come up, and what is decided to follow."""
+    kind = CrashLoopError if decision.crash_loop else EngineDeadError
+    why = "" if decision.restart else f"{decision.why}; it is not started again. The last: "
+    return kind(
+        f"{why}generation {generation}: {cause.message}",
+        rank=rank,
+        generation=generation,
+        phase=cause.phase,
+        pid=cause.pid,
+        exit_status=cause.exit_status,
+        log_tail=cause.log_tail,
+        restarting=decision.restart,
+    )

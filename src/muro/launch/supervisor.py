@@ -23,10 +23,11 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from muro.config import RestartPolicy
-from muro.errors import CrashLoopError, EngineDeadError, StartupError
+from muro.errors import EngineDeadError, StartupError
 from muro.ids import EngineRank, Generation
 from muro.launch import shutdown
 from muro.launch.attempt import Attempt, Replace, Replacement
+from muro.launch.death import unborn_error
 from muro.launch.events import (
     EngineDied,
     EngineGivenUp,
@@ -36,13 +37,13 @@ from muro.launch.events import (
     EngineStarted,
     Event,
 )
-from muro.launch.restart import Decision, RankState, Restarts
+from muro.launch.rank import Rank, RankStatus
+from muro.launch.restart import Decision, RankState
 from muro.launch.spawn import Child
 from muro.launch.startup import StartupProgress
 from muro.launch.watchdog import OwnTime, Verdict
 from muro.transport.pump import Pump
 from muro.transport.wakeup import Wakeup
-from muro.wire.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -58,56 +59,6 @@ Listener = Callable[[Event], None]
 Watch = Callable[[EngineRank, Generation, Child, float], Verdict | None]
 """Called with each engine that runs, each tick, in the supervisor's thread, and with the seconds that this thread has
 counted so far (see `watchdog.OwnTime`). A verdict has the engine killed."""
-
-
-class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How the engine of one rank is."""
-
-    state: RankState
-    generation: Generation
-    """The latest one, whether it serves, starts or has died; so often was it restarted."""
-    pid: int | None
-    progress: Progress
-    """Its page, or how far the start of a successor is."""
-    uptime: float | None
-    """Seconds since it is ready; None if it is not."""
-
-
-class _Rank:
-    """The engine of one rank: the child that runs or ran last, and what becomes of it."""
-
-    def __init__(self, rank: EngineRank, child: Child, policy: RestartPolicy, now: float) -> None:
-        self.rank = rank
-        self.child = child
-        self.restarts = Restarts(policy)
-        self.attempt: Attempt | None = None
-        self.ready_since = now
-        self.died_at = now
-        self.ended = False
-        """Whether the child is no more, and was reaped."""
-        self.kill_at: float | None = None
-        self.stuck = ""
-        self.cause = ""
-        self.started_at = now
-        self.start_took = 1.0
-
-    @property
-    def running(self) -> bool:
-        return self.restarts.state is RankState.RUNNING
-
-    def status(self, now: float) -> RankStatus:
-        attempt, state = self.attempt, self.restarts.state
-        progress = self.child.progress()
-        if attempt is not None and attempt.progress is not None:
-            sight = attempt.progress.sight
-            progress = Progress(generation=attempt.generation, phase=sight.phase, percent=sight.percent)
-        return RankStatus(
-            state=state,
-            generation=self.restarts.generation,
-            pid=self.child.pid if attempt is None else None,
-            progress=progress,
-            uptime=max(0.0, now - self.ready_since) if state is RankState.RUNNING else None,
-        )
 
 
 class Supervisor:
@@ -135,7 +86,7 @@ class Supervisor:
         self._watch = watch
         self._clock = clock
         now = clock()
-        self._ranks = {rank: _Rank(rank, child, self._policy, now) for rank, child in children.items()}
+        self._ranks = {rank: Rank(rank, child, self._policy, now) for rank, child in children.items()}
         self._listeners: tuple[Listener, ...] = ()
         self._lock = threading.RLock()
         self._wakeup = Wakeup()
@@ -268,7 +219,7 @@ class Supervisor:
                     dues.append(now + one.restarts.remaining(now))
             return min(dues)
 
-    def _look_at(self, one: _Rank, now: float) -> None:
+    def _look_at(self, one: Rank, now: float) -> None:
         if not one.ended and one.child.poll() is not None:
             one.ended = True
         if one.running and (one.ended or one.child.failure() is not None):
@@ -283,7 +234,7 @@ class Supervisor:
         if one.ended and (generation := one.restarts.start(now)) is not None:
             self._begin(one, generation, now)
 
-    def _bury(self, one: _Rank, now: float) -> None:
+    def _bury(self, one: Rank, now: float) -> None:
         """The engine of a rank has ended, or is about to; decide what follows."""
         death = one.child.death()
         if one.stuck:
@@ -296,9 +247,7 @@ class Supervisor:
         decision = one.restarts.died(death.status, now)
         self._mourn(one, generation, death.dead_error(one.rank, generation, decision), death.how(), decision)
 
-    def _mourn(
-        self, one: _Rank, generation: Generation, error: EngineDeadError, cause: str, decision: Decision
-    ) -> None:
+    def _mourn(self, one: Rank, generation: Generation, error: EngineDeadError, cause: str, decision: Decision) -> None:
         one.cause = cause
         if decision.restart:
             error.retry_after = decision.delay + one.start_took
@@ -309,7 +258,7 @@ class Supervisor:
         if not decision.restart:
             self._publish(EngineGivenUp(one.rank, error))
 
-    def _begin(self, one: _Rank, generation: Generation, now: float) -> None:
+    def _begin(self, one: Rank, generation: Generation, now: float) -> None:
         """Start a successor."""
         if self._replace is None or self._stopped:
             return
@@ -328,7 +277,7 @@ class Supervisor:
             one.attempt = None
             self._failed(one, generation, error, now)
 
-    def _settle(self, one: _Rank, attempt: Attempt, now: float) -> None:
+    def _settle(self, one: Rank, attempt: Attempt, now: float) -> None:
         """See what has become of the start of a successor."""
         outcome = attempt.take()
         if outcome is None:
@@ -336,36 +285,21 @@ class Supervisor:
         one.attempt = None
         one.start_took = now - one.started_at
         if isinstance(outcome, Replacement):
-            one.child, one.ended, one.kill_at, one.stuck, one.ready_since = outcome.child, False, None, "", now
-            one.restarts.serves()
+            one.replaced_by(outcome.child, now)
             away = now - one.died_at
             log.warning("%s serves again after %.1f s: generation %d", one.child.name, away, attempt.generation)
             self._publish(EngineReplaced(one.rank, attempt.generation, outcome.ready, one.child.pid, away))
         else:
             self._failed(one, attempt.generation, outcome, now)
 
-    def _failed(self, one: _Rank, generation: Generation, cause: Exception, now: float) -> None:
+    def _failed(self, one: Rank, generation: Generation, cause: Exception, now: float) -> None:
         """A successor did not come up."""
-        known = (
-            cause
-            if isinstance(cause, StartupError)
-            else StartupError(
-                f"{one.child.name} could not be started again: {type(cause).__name__}: {cause}", phase="spawn"
-            )
-        )
+        known = cause
+        if not isinstance(known, StartupError):
+            why = f"{type(cause).__name__}: {cause}"
+            known = StartupError(f"{one.child.name} could not be started again: {why}", phase="spawn")
         decision = one.restarts.died(known.exit_status, now)
-        kind = CrashLoopError if decision.crash_loop else EngineDeadError
-        why = f"generation {generation}: " if decision.restart else f"{decision.why}. Generation {generation}: "
-        error = kind(
-            why + known.message,
-            rank=one.rank,
-            generation=generation,
-            phase=known.phase,
-            pid=known.pid,
-            exit_status=known.exit_status,
-            log_tail=known.log_tail,
-            restarting=decision.restart,
-        )
+        error = unborn_error(known, one.rank, generation, decision)
         self._mourn(one, generation, error, known.message, decision)
 
     def _judge(self, seconds: float) -> None:
@@ -379,7 +313,7 @@ class Supervisor:
             if verdict is not None:
                 self._stalled(one, verdict)
 
-    def _stalled(self, one: _Rank, verdict: Verdict) -> None:
+    def _stalled(self, one: Rank, verdict: Verdict) -> None:
         with self._lock:
             one.stuck = verdict.words
             self._publish(EngineStalled(one.rank, one.restarts.generation, verdict.words))

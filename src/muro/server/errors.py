@@ -41,7 +41,8 @@ def reply_to(err: BaseException) -> ErrorReply:
     if not isinstance(err, MuroError):
         return reply(500, "internal error of the server; its log says more", code="internal")
     param = err.param if isinstance(err, InvalidRequestError) else None
-    headers = {"retry-after": str(max(1, math.ceil(err.retry_after)))} if isinstance(err, OverloadedError) else {}
+    again = err.retry_after if isinstance(err, OverloadedError | EngineDeadError) else None
+    headers = {} if again is None else {"retry-after": str(max(1, math.ceil(again)))}
     return reply(err.status, _shown(err), code=err.code, param=param, headers=headers)
 
 

@@ -6,8 +6,10 @@ Rules:
 - The first SIGTERM or SIGINT asks for an orderly stop: new requests get 503, those under way have `shutdown_timeout`
   seconds (0: none) before they end with "abort". The second one ends that patience. Further ones change nothing:
   what is left to do is bounded.
-- When the engine has died, everything is answered with 503 for a moment, so that callers learn why; then the server
-  ends with ExitCode.ENGINE_FAILED, also if somebody asked it to stop meanwhile.
+- While a dead engine is started again the server stays up: new requests wait for it (`DeathPolicy.restart_wait`), or
+  get 503 with Retry-After. When it is not started again, everything is answered with 503 for a moment, so that
+  callers learn why; then the server ends with ExitCode.ENGINE_FAILED, or CRASH_LOOP if the restart budget is
+  exhausted, also if somebody asked it to stop meanwhile.
 - Signals are taken over in the main thread only; elsewhere `stop` does the same.
 """
 
@@ -26,8 +28,9 @@ import msgspec
 
 from muro.clients.connect import OnProgress
 from muro.config import ConnectConfig
-from muro.errors import ConfigError, EngineDeadError
+from muro.errors import ConfigError, CrashLoopError, EngineDeadError
 from muro.llm.aio import AsyncLLM
+from muro.llm.replay import DeathPolicy
 from muro.llm.words import ModelChoice
 from muro.server.app import make_app
 from muro.server.gate import ApiKeys, read_api_keys
@@ -58,8 +61,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: tuple[str, ...] = ()
     """Whose web pages may use the server (CORS)."""
     shutdown_timeout: float = 0.0
+    deaths: DeathPolicy = DeathPolicy()
+    """What becomes of requests when an engine dies that will be replaced."""
     death_notice: float = 2.0
-    """How long a server whose engine has died goes on telling so."""
+    """How long a server whose engine has died, and is not started again, goes on telling so."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -147,11 +152,12 @@ async def serve(
     with listener:
         keys = ApiKeys() if config.api_key_file is None else read_api_keys(config.api_key_file)
         tls = tls_context(config.tls_certfile, config.tls_keyfile)
-        llm = await _start(stops, choice, connect, on_progress)
+        llm = await _start(stops, choice, connect, config.deaths, on_progress)
         if llm is None:
             return ExitCode.STOPPED
         try:
-            service = Service(llm, config.served_names or choice.names(), config.limits)
+            names = config.served_names or choice.names()
+            service = Service(llm, names, config.limits, waits=config.deaths.restart_wait > 0)
             app = make_app(service, keys, config.allowed_origins)
             async with listening(app, service.connections, listener, tls):
                 # What start-up has left is here to stay: no collection need look at it again.
@@ -159,17 +165,22 @@ async def serve(
                 gc.freeze()
                 on_serving(url_of(listener, secure=tls is not None), service)
                 await _until_over(service, stops, config)
-            return ExitCode.ENGINE_FAILED if _dead(llm) else ExitCode.STOPPED
+            return _exit_code(llm)
         finally:
             gc.unfreeze()
             await llm.aclose()
 
 
 async def _start(
-    stops: StopRequests, choice: ModelChoice, connect: ConnectConfig, on_progress: OnProgress | None
+    stops: StopRequests,
+    choice: ModelChoice,
+    connect: ConnectConfig,
+    deaths: DeathPolicy,
+    on_progress: OnProgress | None,
 ) -> AsyncLLM | None:
     """The model, or None if a stop was asked for before it was ready."""
     fields = {name: getattr(choice, name) for name in choice.__struct_fields__}
+    fields |= msgspec.structs.asdict(deaths)
     starting = asyncio.ensure_future(AsyncLLM.start(on_progress=on_progress, connect=connect, **fields))
     stopping = asyncio.ensure_future(stops.asked())
     try:
@@ -190,7 +201,8 @@ async def _until_over(service: Service, stops: StopRequests, config: ServerConfi
     try:
         while not stopping.done():
             if _dead(service.llm):
-                log.error("%s", service.llm.engines()[0].error or "the engine has died")
+                errors = [status.error for status in service.llm.engines() if status.error]
+                log.error("%s", errors[0] if errors else "the engine has died")
                 await asyncio.wait({stopping}, timeout=config.death_notice)
                 return
             await asyncio.wait({stopping}, timeout=_LOOK_EVERY)
@@ -216,8 +228,16 @@ async def _drain(service: Service, stops: StopRequests, patience: float) -> None
 
 
 def _dead(llm: AsyncLLM) -> bool:
+    """Whether no engine serves, and none will."""
+    return _exit_code(llm) is not ExitCode.STOPPED
+
+
+def _exit_code(llm: AsyncLLM) -> ExitCode:
+    """With what to end now."""
     try:
         llm.check_health()
-    except EngineDeadError:
-        return True
-    return False
+    except CrashLoopError:
+        return ExitCode.CRASH_LOOP
+    except EngineDeadError as error:
+        return ExitCode.STOPPED if error.restarting else ExitCode.ENGINE_FAILED
+    return ExitCode.STOPPED

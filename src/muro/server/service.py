@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from muro.errors import MuroError, NotFoundError, OverloadedError
+from muro.errors import EngineDeadError, MuroError, NotFoundError, OverloadedError
 from muro.llm.aio import AsyncLLM
 from muro.server.admission import Admission
 from muro.server.connection import Connections
@@ -34,9 +34,12 @@ class Service:
         llm: the model.
         names: what callers may call it, the best name first.
         limits: bounds of the HTTP side.
+        waits: whether requests are taken while a dead engine is started again.
     """
 
-    def __init__(self, llm: AsyncLLM, names: Sequence[str], limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self, llm: AsyncLLM, names: Sequence[str], limits: HttpLimits | None = None, *, waits: bool = False
+    ) -> None:
         self.llm = llm
         self.names = list(names)
         self.limits = limits = limits or HttpLimits()
@@ -51,6 +54,7 @@ class Service:
         self.chat_body_bounds = BodyBounds(size, _CHAT_BODY_VALUES, limits.body_timeout)
         self._one_large = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) // 2))
         self.created = int(time.time())
+        self._waits = waits
         self._closing = False
         self._busy = 0
         self._changed = asyncio.Event()
@@ -61,9 +65,10 @@ class Service:
         return self._closing
 
     def obstacle(self) -> str | None:
-        """Why no request would be taken now; None if one would."""
+        """Why no request could be worked on now; None if one could."""
         try:
-            self.check_open()
+            self._check_closing()
+            self.llm.check_health()
         except MuroError as error:
             return reply_to(error).body.error.message
         return None
@@ -78,10 +83,16 @@ class Service:
         self._closing = True
 
     def check_open(self) -> None:
-        """Raises OverloadedError while shutting down, EngineDeadError after a death. Asks the engine nothing."""
-        if self._closing:
-            raise OverloadedError("the server is shutting down", retry_after=RETRY_AFTER_SECONDS)
-        self.llm.check_health()
+        """Raises OverloadedError while shutting down, EngineDeadError after a death. Asks the engine nothing.
+
+        While a dead engine is started again requests are let in to wait, if they do.
+        """
+        self._check_closing()
+        try:
+            self.llm.check_health()
+        except EngineDeadError as error:
+            if not (error.restarting and self._waits):
+                raise
 
     def reading(self, size: int) -> contextlib.AbstractAsyncContextManager[object]:
         """To be held while a body of `size` bytes is made into token ids.
@@ -99,6 +110,10 @@ class Service:
     def created_now(self) -> int:
         """The time of an answer, in Unix seconds."""
         return int(time.time())
+
+    def _check_closing(self) -> None:
+        if self._closing:
+            raise OverloadedError("the server is shutting down", retry_after=RETRY_AFTER_SECONDS)
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:

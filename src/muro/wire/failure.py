@@ -82,6 +82,8 @@ class ExitCode(enum.IntEnum):
     """It failed before it was ready."""
     LOST_PARENT = 12
     """The process that it was started for has gone."""
+    CRASH_LOOP = 13
+    """Of a server: its engine died more often than its restart budget allows."""
 
 
 _EXIT_WORDS: Final = {
@@ -90,6 +92,7 @@ _EXIT_WORDS: Final = {
     ExitCode.ENGINE_FAILED: "the engine failed",
     ExitCode.STARTUP_FAILED: "it failed to start",
     ExitCode.LOST_PARENT: "its parent had gone",
+    ExitCode.CRASH_LOOP: "its engine died again and again",
 }
 _SIGNAL_HINTS: Final = {
     "SIGKILL": "the kernel kills so when memory runs out: see dmesg",
