@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import random
 import subprocess
 import sys
 import threading
+import time
+import weakref
 import zlib
 from functools import reduce
 
-from muro.engine.interface import Report, StepResult, TakeAborts
+import msgspec
+
+from muro.engine.interface import Report, StepResult, TakeAborts, operation
 from muro.engines.echo import EchoEngine
 from muro.testing.faulty import FaultyEngine, FaultyOptions
 from muro.wire.arrays import Tensor
@@ -64,3 +69,63 @@ class Checksummed(EchoEngine):
 def checksum(*parts: bytes) -> int:
     """One number for all parts."""
     return reduce(lambda so_far, part: zlib.crc32(part, so_far), parts, 0)
+
+
+class Littering(EchoEngine):
+    """Keeps a million objects that the collector knows, and makes garbage in cycles with every step."""
+
+    def __init__(self, options: LitteringOptions) -> None:
+        super().__init__()
+        self._options = options
+        self._kept = [[number] for number in range(options.kept)]
+        self._alive: weakref.WeakSet[Cycle] = weakref.WeakSet()
+        self._made = 0
+        self._began = 0.0
+        self._pauses: list[tuple[int, float]] = []
+        gc.callbacks.append(self._observe)
+
+    def step(self, take_aborts: TakeAborts) -> StepResult:
+        for _ in range(self._options.cycles):
+            self._made += 1
+            cycle = Cycle()
+            if self._made % 1000 == 0:
+                self._alive.add(cycle)
+        return super().step(take_aborts)
+
+    def shutdown(self) -> None:
+        gc.callbacks.remove(self._observe)
+
+    @operation
+    def pauses(self) -> list[tuple[int, float]]:
+        """Collections so far: generation and seconds of processor time, to which a busy machine adds nothing."""
+        return self._pauses
+
+    @operation
+    def collect(self) -> None:
+        """Look through all generations, as the collector may do at any time."""
+        gc.collect()
+
+    @operation
+    def cycles(self) -> tuple[int, int]:
+        """Cycles made, and how many of every thousandth of them are not reclaimed yet."""
+        return self._made, len(self._alive)
+
+    def _observe(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self._pauses.append((info["generation"], time.thread_time() - self._began))
+
+
+class LitteringOptions(msgspec.Struct, frozen=True):
+    """`kept`: long-lived objects. `cycles`: made by each step, two objects each."""
+
+    kept: int = 1_000_000
+    cycles: int = 500
+
+
+class Cycle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = [self]
