@@ -14,10 +14,11 @@ BIN := $(VENV)/bin
 # One stamp per set of extras, renewed when pyproject.toml changes: a second run installs nothing.
 SERVE := $(VENV)/.installed-serve
 TEST := $(VENV)/.installed-test
+FUZZ := $(VENV)/.installed-fuzz
 # Real foreign peers and the long fault runs have targets of their own.
 SUITE := tests --ignore=tests/interop --ignore=tests/chaos
 
-.PHONY: help setup serve test check fmt lint type imports fragment bench cases smoke-interop clean
+.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz smoke-interop clean
 
 help:
 	@echo "make serve          serve the demo model on http://$(HOST):$(PORT)   (MODEL= HOST= PORT= ARGS=)"
@@ -28,6 +29,7 @@ help:
 	@echo "make lint | type    ruff | mypy alone"
 	@echo "make bench          measure the wall                                 (ARGS=)"
 	@echo "make cases          the failure cases at full counts"
+	@echo "make fuzz           bytes for every decoder, walks through the state machines (ARGS=\"--seconds 600\")"
 	@echo "make smoke-interop  real foreign peers (downloads them)"
 	@echo "make clean          remove caches and build products; $(VENV) stays"
 
@@ -66,12 +68,15 @@ bench: $(SERVE)
 cases: $(TEST)
 	@MURO_FULL_COUNTS=1 $(BIN)/pytest $(SUITE) -m cases $(ARGS)
 
+fuzz: $(FUZZ)
+	@$(BIN)/python -m fuzz $(ARGS)
+
 smoke-interop: $(TEST)
 	@$(BIN)/pytest tests/interop $(ARGS)
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .bench
-	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .bench .fuzz
+	find src tests scripts fuzz -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/pip:
 	@for python in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -90,3 +95,7 @@ $(SERVE): pyproject.toml | $(BIN)/pip
 $(TEST): pyproject.toml | $(BIN)/pip
 	@$(BIN)/python scripts/install.py test,lint
 	@touch $(SERVE) $@
+
+$(FUZZ): pyproject.toml | $(TEST)
+	@$(BIN)/python scripts/install.py fuzz || echo "Going on without atheris"
+	@touch $@

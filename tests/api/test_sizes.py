@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for room in ("src", "tests", "scripts") for path in (ROOT / room).rglob("*.py"))
+FILES = sorted(path for room in ("src", "tests", "scripts", "fuzz") for path in (ROOT / room).rglob("*.py"))
 MAX_FILE, MAX_FUNCTION = 400, 60
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "manager", "base", "misc"}
 
