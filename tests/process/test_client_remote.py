@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from muro import EngineDeadError, SyncMPClient, connect
+from muro.wire.failure import ExitCode
 from tests.support.asking import FOREVER, ask, faulty
 from tests.support.deadline import until
 
@@ -42,13 +43,13 @@ def remote() -> Iterator[tuple[SyncMPClient, subprocess.Popen[bytes]]]:
         engine.wait()
 
 
-def test_it_serves_and_outlives_its_client(remote: tuple[SyncMPClient, subprocess.Popen[bytes]]) -> None:
+def test_it_serves_and_ends_with_its_client(remote: tuple[SyncMPClient, subprocess.Popen[bytes]]) -> None:
     client, engine = remote
     assert [t for o in client.generate(ask("a")) for t in o.new_token_ids] == [7, 8, 9]
     [status] = client.engines()
     assert (status.pid, status.progress, status.state) == (None, None, "serving")
     client.close()
-    assert engine.poll() is None
+    assert engine.wait(10) == ExitCode.LOST_PARENT
 
 
 def test_its_announced_death_reaches_everybody(remote: tuple[SyncMPClient, subprocess.Popen[bytes]]) -> None:

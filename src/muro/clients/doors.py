@@ -17,6 +17,8 @@ from muro.transport.keys import new_pair
 from muro.transport.sockets import Guard, Socket
 from muro.wire.handshake import MAX_HANDSHAKE_BYTES, Addresses
 
+_BIND_PATIENCE = 0.5
+"""Seconds for a port that was named, which a client of this process may have let go of just now."""
 _LARGEST_WORD = min(64 << 10, MAX_HANDSHAKE_BYTES)
 """Bytes of one frame on the way to a ROUTER: greetings and ready responses, none of which comes near."""
 _WORDS_WAITING = 4
@@ -58,7 +60,13 @@ class Wall:
     def router(self, role: str, port: int = 0) -> Socket:
         """A bound ROUTER; its owner closes it. Raises ConfigError."""
         address = self._address(role, port)
-        return sockets.bind_router(address, max_bytes=_LARGEST_WORD, receive_limit=_WORDS_WAITING, guard=self._guard)
+        return sockets.bind_router(
+            address,
+            max_bytes=_LARGEST_WORD,
+            receive_limit=_WORDS_WAITING,
+            guard=self._guard,
+            patience=_BIND_PATIENCE if port else 0.0,
+        )
 
     def pull(self, role: str, max_bytes: int) -> Socket:
         """A bound PULL; its owner closes it. Raises ConfigError."""

@@ -1,17 +1,34 @@
-"""The engine's side of the handshake, over a socket: `wire.handshake` decides, this moves bytes."""
+"""The engine's side of the handshake, over a socket: `wire.handshake` decides, this moves bytes.
+
+libzmq dials again by itself until somebody listens. If the connection ends after HELLO and before INIT, HELLO is
+lost with it: then the conversation begins anew.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
 from muro.errors import RemoteProtocolError, StartupError
 from muro.ids import EngineRank
+from muro.transport.monitor import Change, Monitor
 from muro.transport.pump import Pump
 from muro.transport.sockets import PLAIN, Dial, Socket, close, connect_dealer, receive_nowait, send_nowait
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
 from muro.wire.handshake import EngineHandshake, Init
+
+FIRST_WORD_AFTER, NEXT_WORD_AFTER = 10.0, 60.0
+"""Seconds of waiting after which the log says so, for the first time and again."""
+
+_OBSTACLES = {
+    Change.REFUSED: "it refuses the key of this machine; has it been copied to the front-end's peers?",
+    Change.GARBLED: "what listens there does not speak our language, or has other keys",
+    Change.DOWN: "it hung up before it answered",
+}
+
+log = logging.getLogger(__name__)
 
 
 class Join:
@@ -30,48 +47,102 @@ class Join:
         self._rank = rank
         self._stop = stop
         self._dial = dial
+        self._local = local
+        self._headless = headless
         self._handshake = EngineHandshake(local=local, headless=headless)
         self._socket: Socket | None = None
+        self._monitor: Monitor | None = None
+        self._init: Init | None = None
+        self._stopped = False
+        self._is_up = False
+        self._dropped = False
+        self._obstacle = ""
 
-    def greet(self, timeout: float, clock: Callable[[], float] = time.monotonic) -> Init | None:
-        """Say HELLO and wait up to `timeout` seconds for INIT; None if asked to stop meanwhile.
+    def greet(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> Init | None:
+        """Say HELLO and wait up to `timeout` seconds (None: for ever) for INIT; None if asked to stop meanwhile.
 
         Raises:
             StartupError: no INIT in time.
             ProtocolError: what came is not INIT.
         """
-        socket = self._socket = connect_dealer(self._address, identity_of(self._rank), dial=self._dial)
-        send_nowait(socket, [self._handshake.hello()])
-        received: list[Init] = []
-        stopped: list[bool] = []
         pump = Pump()
-
-        def read() -> None:
-            if (frames := receive_nowait(socket)) is not None:
-                if len(frames) != 1:
-                    raise RemoteProtocolError(f"INIT of {len(frames)} frames; it has one")
-                received.append(self._handshake.receive(bytes(frames[0])))
-
-        pump.add(socket, read)
-        pump.add(self._stop.fileno(), lambda: stopped.append(True))
-        deadline = clock() + timeout
-        while not received and not stopped:
-            if (left := deadline - clock()) <= 0:
-                raise StartupError(
-                    f"engine {self._rank} said HELLO to {self._address} and got no INIT in {timeout:g} s; "
-                    "is a front-end listening there? (setting: handshake_timeout)",
-                    rank=self._rank,
-                    phase="handshake",
-                )
-            pump.poll(int(left * 1000) + 1)
-        return received[0] if received else None
+        pump.add(self._stop.fileno(), self._was_stopped)
+        self._greet_anew(pump)
+        began = clock()
+        word_at = began + FIRST_WORD_AFTER
+        while self._init is None and not self._stopped:
+            waited = clock() - began
+            if timeout is not None and waited >= timeout:
+                raise self._unanswered(timeout)
+            if clock() >= word_at:
+                word_at = clock() + NEXT_WORD_AFTER
+                log.warning("no answer from a front-end at %s for %d s%s", self._address, waited, self._because())
+            until = word_at if timeout is None else min(word_at, began + timeout)
+            pump.poll(int((until - clock()) * 1000) + 1)
+            if self._dropped:
+                self._greet_anew(pump)
+        return self._init
 
     def ready(self) -> None:
         """Say READY: the last message of the handshake."""
         if self._socket is not None:
             send_nowait(self._socket, [self._handshake.ready()])
 
-    def close(self) -> None:
+    def close(self, *, lost: bool = False) -> None:
+        """Close; `lost`: there is nobody who could hear last words."""
         if self._socket is not None:
-            close(self._socket)
+            close(self._socket, 0 if lost else None)
             self._socket = None
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+
+    def _greet_anew(self, pump: Pump) -> None:
+        if self._socket is not None and self._monitor is not None:
+            pump.remove(self._socket)
+            pump.remove(self._monitor.socket)
+            self.close(lost=True)
+        self._is_up = self._dropped = False
+        self._handshake = EngineHandshake(local=self._local, headless=self._headless)
+        socket = self._socket = connect_dealer(
+            self._address, identity_of(self._rank), dial=self._dial, prepare=self._watch
+        )
+        if self._monitor is not None:
+            pump.add(self._monitor.socket, self._look)
+        pump.add(socket, self._read)
+        send_nowait(socket, [self._handshake.hello()])
+
+    def _watch(self, socket: Socket) -> None:
+        self._monitor = Monitor.of(socket)
+
+    def _was_stopped(self) -> None:
+        self._stopped = True
+
+    def _read(self) -> None:
+        if self._socket is not None and (frames := receive_nowait(self._socket)) is not None:
+            if len(frames) != 1:
+                raise RemoteProtocolError(f"INIT of {len(frames)} frames; it has one")
+            self._init = self._handshake.receive(bytes(frames[0]))
+
+    def _look(self) -> None:
+        news = None if self._monitor is None else self._monitor.read()
+        if news is None:
+            return
+        if news[0] is Change.UP:
+            self._is_up = True
+        elif news[0] is not Change.DOWN:
+            self._obstacle = _OBSTACLES.get(news[0], self._obstacle)
+        elif self._is_up:
+            self._obstacle = _OBSTACLES[Change.DOWN]
+            self._dropped = True
+
+    def _because(self) -> str:
+        return f": {self._obstacle}" if self._obstacle else ""
+
+    def _unanswered(self, timeout: float) -> StartupError:
+        return StartupError(
+            f"engine {self._rank} said HELLO to {self._address} and got no INIT in {timeout:g} s"
+            f"{self._because() or '; is a front-end listening there?'} (setting: handshake_timeout)",
+            rank=self._rank,
+            phase="handshake",
+        )

@@ -17,13 +17,10 @@ import msgspec
 from muro.child.context import ChildContext
 from muro.child.signals import StopSignals
 from muro.config import EngineConfig
-from muro.engine.interface import EngineCore, Report
-from muro.engine.loader import load_engine
-from muro.errors import ConfigError
-from muro.process.proc import EngineCoreProc
+from muro.process.life import Life
 from muro.transport.page import ProgressPage
 from muro.transport.sockets import flush
-from muro.wire.failure import ExitCode, FailureRecord
+from muro.wire.failure import FailureRecord
 
 log = logging.getLogger(__name__)
 
@@ -49,44 +46,15 @@ def run_headless(config: EngineConfig) -> int:
 
 def run(config: EngineConfig, page: ProgressPage, report_failure: Callable[[FailureRecord], None]) -> int:
     """Start, run and end one engine in the main thread."""
-
-    def load(report: Report) -> EngineCore:
-        return load_engine(config.engine, model=config.model, options=config.options, report=report)
-
-    proc = EngineCoreProc(config, load, page)
-    signals = StopSignals(proc.ask_to_stop)
+    life = Life(config, page, report_failure)
+    signals = StopSignals(life.ask_to_stop)
     signals.install()
     try:
-        code = _live(proc, report_failure)
+        code = life.run()
         flush(LAST_WORDS_TIMEOUT)
         return code
     finally:
         signals.restore()
-
-
-def _live(proc: EngineCoreProc, report_failure: Callable[[FailureRecord], None]) -> ExitCode:
-    """Start, run, close; what goes wrong is reported once and decides the exit code."""
-    code = ExitCode.STARTUP_FAILED
-    try:
-        if proc.start():
-            code = ExitCode.ENGINE_FAILED
-            proc.run()
-        code = ExitCode.STOPPED
-    except BaseException as error:
-        # A wrong setting says all in its message; anything else is to be found by its traceback.
-        log.error("the engine failed in phase %r: %s", proc.phase, error, exc_info=not isinstance(error, ConfigError))
-        report_failure(FailureRecord.of(proc.phase, error))
-        if isinstance(error, ConfigError) and code is ExitCode.STARTUP_FAILED:
-            code = ExitCode.CONFIG
-        proc.announce_death()
-    try:
-        proc.close()
-    except BaseException as error:
-        log.exception("the engine failed while it shut down")
-        report_failure(FailureRecord.of(proc.phase, error))
-        if code is ExitCode.STOPPED:
-            code = ExitCode.ENGINE_FAILED
-    return code
 
 
 def _log_failure(record: FailureRecord) -> None:

@@ -67,6 +67,8 @@ class EngineCoreProc:
         self._stop = Wakeup()
         self._attention: Attention | None = None
         self._stop_requested = False
+        self.lost = False
+        """Whether all front-ends have gone."""
         self._lifecycle = Lifecycle()
         self._join: Join | None = None
         self._engine: EngineCore | None = None
@@ -83,13 +85,15 @@ class EngineCoreProc:
         self._inbox.wake()
 
     def stop_requested(self) -> bool:
-        """Whether somebody asked for a stop."""
-        return self._stop_requested
+        """Whether somebody asked for a stop, or nobody is left to work for."""
+        return self._stop_requested or self.lost
 
     def start(self) -> bool:
         """Join the front-end and load the engine; False if asked to stop meanwhile. Raises what went wrong."""
         self._enter("handshake")
         self._stop.open()
+        if self._stop_requested:  # before it could be heard
+            self._stop.set()
         config = self._config
         if not config.local and config.curve is None:
             check_clear(config.handshake_address, config.insecure_tcp)
@@ -101,7 +105,7 @@ class EngineCoreProc:
             stop=self._stop,
             dial=Dial(config.curve),
         )
-        init = self._join.greet(config.handshake_timeout)
+        init = self._join.greet(None if config.rejoin else config.handshake_timeout)
         if init is None:
             return self._stopped_early()
         self._enter("loading")
@@ -142,23 +146,32 @@ class EngineCoreProc:
             self._outbox.put(Control.DEAD)
             self._sender.join(FLUSH_TIMEOUT)
 
-    def close(self) -> None:
-        """Answer what is queued, send it, release everything. Idempotent; raises what the engine's shutdown raises."""
+    def close(self, *, keep_engine: bool = False) -> None:
+        """Answer what is queued, send it, release everything. Idempotent; raises what the engine's shutdown raises.
+
+        With `keep_engine` the engine is not shut down: whoever has given it to us goes on with it.
+        """
         self._enter("stopping")
         if self._receiver is not None:
             self._receiver.stop()
         if self._sender is not None:
             if self._loop is not None and self._lifecycle.state is State.STOPPED:
                 self._loop.reject_rest()
-            self._outbox.put(Control.END)
+            self._outbox.put(Control.LOST if self.lost else Control.END)
             if self._sender.join(FLUSH_TIMEOUT) and self._attention is not None:
                 self._attention.news.close()  # nobody can be inside its `set` any more
         if self._join is not None:
-            self._join.close()
+            self._join.close(lost=self.lost)
         self._stop.close()
         engine, self._engine = self._engine, None
-        if engine is not None:
+        if engine is not None and not keep_engine:
             engine.shutdown()
+
+    def _front_end_lost(self) -> None:
+        """All front-ends have gone (receiver thread)."""
+        self.lost = True
+        self._stop.set()
+        self._inbox.wake()
 
     def _stopped_early(self) -> bool:
         self._lifecycle.fire(Step.STOP_NOW)
@@ -223,6 +236,7 @@ class EngineCoreProc:
             limits=config.limits,
             page=self._page,
             dial=dial,
+            on_lost=None if config.local else self._front_end_lost,
         )
         self._sender.start()
         receiver.start()

@@ -31,6 +31,8 @@ class Control(enum.Enum):
     """Send the death notice to every client, then end."""
     END = "end"
     """Send what is queued, then end."""
+    LOST = "lost"
+    """Nobody listens any more: end."""
 
 
 AHEAD = 16

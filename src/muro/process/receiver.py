@@ -6,6 +6,8 @@ Invariants:
 - Decodes, admits, and calls only `host.prepare` of the engine. What fails here costs one message: a request
   that can be identified is answered with ERROR, the rest is counted and dropped.
 - What is too large is refused from its first bytes: reading it would hold up everybody else.
+- A front-end elsewhere whose connection has ended is lost: its requests end, and when nobody is left, `on_lost` is
+  called. Engines that were started by their front-end end with it in any case.
 - From a client that is ignored nothing is read; what it sends stays with it.
 - Asked to stop, it first reads what has arrived already: the end of the process answers it.
 - If it ends by an error, the loop hears of it as an event and the engine fails; it never ends silently.
@@ -22,13 +24,15 @@ from functools import partial
 from muro.config import Limits
 from muro.engine.admission import Admission
 from muro.engine.checks import prompt_too_long
-from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, StartWave
+from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp, StartWave
 from muro.engine.host import EngineHost
 from muro.errors import BodyTooLargeError, InternalError, InvalidRequestError, RequestError
 from muro.ids import ClientIndex
 from muro.process.attention import Attention
+from muro.process.contact import CONNECT_PATIENCE, Contact
 from muro.process.peers import PeerLayouts
 from muro.process.queues import InputQueue, OutputQueue
+from muro.transport.monitor import Change, Monitor
 from muro.transport.page import ProgressPage
 from muro.transport.pump import Pump
 from muro.transport.sockets import (
@@ -79,6 +83,7 @@ class Receiver:
         limits: Limits,
         page: ProgressPage,
         dial: Dial = PLAIN,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
         self._addresses = addresses
         self._identity = identity
@@ -91,6 +96,9 @@ class Receiver:
         self._attention = attention
         self._limits = limits
         self._dial = dial
+        self._on_lost = on_lost
+        self._contact: Contact | None = None
+        self._monitors: list[Monitor] = []
         self._page = page
         self._queued = 0
         self._glance = min(GLANCE_BYTES, limits.max_message_bytes)
@@ -136,12 +144,17 @@ class Receiver:
             self.failure = error
             self.news.set()
         finally:
+            lost = self._contact is not None and self._contact.all_lost
             for socket in sockets:
-                close(socket)
+                close(socket, 0 if lost else None)
+            for monitor in self._monitors:
+                monitor.close()
 
     def _serve(self, sockets: list[Socket]) -> None:
         pump = Pump()
         pump.add(self._stop.fileno(), lambda: None)  # ends the poll; `_stopped` says why
+        if self._on_lost is not None:
+            self._contact = Contact(len(self._addresses.inputs), time.monotonic())
         readers: dict[ClientIndex, tuple[Socket, Callable[[], None]]] = {}
         for index, address in enumerate(self._addresses.inputs):
             socket = connect_dealer(
@@ -150,6 +163,7 @@ class Receiver:
                 max_bytes=4 * self._limits.max_message_bytes,
                 receive_limit=MESSAGES_WAITING,
                 dial=self._dial,
+                prepare=partial(self._watch, pump, index) if self._on_lost is not None else None,
             )
             sockets.append(socket)
             readers[ClientIndex(index)] = socket, self._reader(socket, ClientIndex(index))
@@ -167,7 +181,7 @@ class Receiver:
         if gate is None:
             self._open()
         while not self._stopped:
-            pump.poll(None)
+            pump.poll(self._patience_ms())
         # Who sent before we stopped gets an answer, too; some front-ends would wait for it for ever.
         pump.remove(self._stop.fileno())
         end = time.monotonic() + LAST_LOOK
@@ -183,6 +197,36 @@ class Receiver:
             else:
                 pump.add(socket, read)
         self._page.clients_ignored(sum(map(self._attention.ignores, readers)))
+
+    def _watch(self, pump: Pump, client: int, socket: Socket) -> None:
+        """Take note of what happens to the connection to a client."""
+        monitor = Monitor.of(socket)
+        self._monitors.append(monitor)
+
+        def read() -> None:
+            news = monitor.read()
+            if news is None or self._contact is None:
+                return
+            if news[0] is Change.UP:
+                self._contact.up(client)
+            elif news[0] is Change.DOWN and self._contact.down(client):
+                self._lose(client, "its connection has ended")
+
+        pump.add(monitor.socket, read)
+
+    def _patience_ms(self) -> int | None:
+        """How long to poll; meanwhile those who cannot be reached in time are given up."""
+        if self._contact is None or (due := self._contact.due(now := time.monotonic())) is None:
+            return None
+        for client in self._contact.late(now):
+            self._lose(client, f"it could not be reached in {CONNECT_PATIENCE:g} s")
+        return int(due * 1000) + 1
+
+    def _lose(self, client: int, how: str) -> None:
+        log.warning("front-end %d at %s is lost: %s", client, self._addresses.inputs[client], how)
+        self._inbox.put(GivenUp(ClientIndex(client), [], everything=True))
+        if self._contact is not None and self._contact.all_lost and self._on_lost is not None:
+            self._on_lost()
 
     def _open(self) -> None:
         self.ready = True

@@ -71,16 +71,18 @@ class Sender:
 
     def _run(self) -> None:
         sockets: list[Socket] = []
+        last = Control.END
         try:
-            self._serve(sockets)
+            last = self._serve(sockets)
         except BaseException as error:
             log.exception("the sender thread failed")
             self._inbox.put(ExecutorFailed(InternalError(f"the output thread died: {type(error).__name__}: {error}")))
         finally:
             for socket in sockets:
-                close(socket)
+                close(socket, 0 if last is Control.LOST else None)
 
-    def _serve(self, sockets: list[Socket]) -> None:
+    def _serve(self, sockets: list[Socket]) -> Control:
+        """Send until told to end; returns what it was told."""
         pool = BufferPool(len(self._addresses.outputs) + 1)
         in_flight = InFlight(self._limits.max_bytes_in_flight, pool)
         sockets.extend(connect_push(address, dial=self._dial) for address in self._addresses.outputs)
@@ -89,7 +91,7 @@ class Sender:
             item = self._next(lanes, in_flight)
             if isinstance(item, Control):
                 self._end(item, lanes)
-                return
+                return item
             for routed in item:
                 if routed.client != COORDINATOR:
                     lanes[routed.client].send(routed)
@@ -126,5 +128,5 @@ class Sender:
         for lane in lanes:
             if last is Control.DEAD:
                 lane.send_death()
-            else:
+            elif last is Control.END:
                 lane.flush()

@@ -1,9 +1,9 @@
 """Sockets: the one place where they are made and where their options are set (protocol section 2).
 
-Nothing here blocks but `flush`. Sending queues of libzmq are unlimited (high-water mark 0): who sends too much is
-the business of admission (towards an engine) and of `transport.inflight` (towards a client), not of a send
-that blocks. Receiving queues can be limited, for each connection: what is over the limit stays with its sender, so
-a socket that is read slowly, or by nobody any more, costs no memory however much strangers send.
+Nothing here blocks but `flush`, and a bind that is given patience. Sending queues of libzmq are unlimited (high-water
+mark 0): who sends too much is the business of admission (towards an engine) and of `transport.inflight` (towards a
+client), not of a send that blocks. Receiving queues can be limited, for each connection: what is over the limit stays
+with its sender, so a socket that is read slowly, or by nobody any more, costs no memory however much strangers send.
 
 Two choices differ from vLLM's and are invisible to a peer: our ROUTERs are *mandatory*, so a message to an identity
 that is not connected is refused instead of lost; and no kernel buffers are enlarged, because what lies in them
@@ -17,7 +17,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -39,6 +40,12 @@ HEARTBEAT_IVL_MS = 1000
 """How often a connecting socket of ours asks a peer of ours for a sign of life."""
 HEARTBEAT_TIMEOUT_MS = 3000
 """After how much silence the asking side drops the connection, and the asked one."""
+
+_BIND_STEP = 0.02
+
+KEEPALIVE_IDLE_S = 2
+KEEPALIVE_PROBES = 3
+"""For peers that know no heartbeats: after so much silence the kernel asks theirs, so often, once a second."""
 
 LARGE_FRAME = 64 << 10
 """Received frames of this size and over are handed out where they lie instead of being copied."""
@@ -122,6 +129,8 @@ def bind_router(
     max_bytes: int | None = None,
     receive_limit: int = 0,
     guard: Guard | None = None,
+    prepare: Callable[[Socket], object] | None = None,
+    patience: float = 0.0,
 ) -> Socket:
     """A ROUTER: the handshake socket, or one front-end's input socket.
 
@@ -133,6 +142,9 @@ def bind_router(
         max_bytes: a peer that sends a larger frame is disconnected.
         receive_limit: messages of one peer that wait here to be read; 0 for any number.
         guard: who may dial; None for everybody.
+        prepare: called with the socket before it binds.
+        patience: seconds to go on trying while the address is in use: a socket that was closed just now listens on
+            until a thread of libzmq's has seen to it.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -140,7 +152,9 @@ def bind_router(
     socket = _socket(zmq.ROUTER, linger_ms, max_bytes, receive_limit)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, int(handover))
-    return _bind(socket, address, guard)
+    if prepare is not None:
+        prepare(socket)
+    return _bind(socket, address, guard, patience)
 
 
 def bind_pull(
@@ -165,10 +179,16 @@ def connect_dealer(
     max_bytes: int | None = None,
     receive_limit: int = 0,
     dial: Dial = PLAIN,
+    prepare: Callable[[Socket], object] | None = None,
 ) -> Socket:
-    """A DEALER that carries an engine's identity. Raises ConfigError if the address makes no sense."""
+    """A DEALER that carries an engine's identity; `prepare` is called with it before it connects.
+
+    Raises ConfigError if the address makes no sense.
+    """
     socket = _socket(zmq.DEALER, linger_ms, max_bytes, receive_limit)
     socket.setsockopt(zmq.ROUTING_ID, identity)
+    if prepare is not None:
+        prepare(socket)
     return _connect(socket, address, dial)
 
 
@@ -250,8 +270,10 @@ def _socket(
     return socket
 
 
-def _bind(socket: Socket, address: str, guard: Guard | None) -> Socket:
+def _bind(socket: Socket, address: str, guard: Guard | None, patience: float = 0.0) -> Socket:
+    deadline = time.monotonic() + patience
     try:
+        _keep_alive(socket)
         if guard is not None:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt_string(zmq.CURVE_SECRETKEY, guard.secret_key)
@@ -259,7 +281,8 @@ def _bind(socket: Socket, address: str, guard: Guard | None) -> Socket:
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # if nobody answers for the gate, it is shut
         endpoint = resolve(parse_address(address))
         _set_family(socket, endpoint)
-        socket.bind(endpoint.address)
+        while not _try_bind(socket, endpoint, last=time.monotonic() >= deadline):
+            time.sleep(_BIND_STEP)
     except zmq.ZMQError as error:
         socket.close(0)
         raise ConfigError(_cannot_bind(address, error)) from error
@@ -269,8 +292,20 @@ def _bind(socket: Socket, address: str, guard: Guard | None) -> Socket:
     return socket
 
 
+def _try_bind(socket: Socket, endpoint: Endpoint, *, last: bool) -> bool:
+    """Bind; False if the address is in use and this was not the `last` attempt. Raises ZMQError."""
+    try:
+        socket.bind(endpoint.address)
+    except zmq.ZMQError as error:
+        if last or error.errno != zmq.EADDRINUSE:
+            raise
+        return False
+    return True
+
+
 def _connect(socket: Socket, address: str, dial: Dial) -> Socket:
     try:
+        _keep_alive(socket)
         if dial.curve is not None:
             socket.setsockopt_string(zmq.CURVE_SERVERKEY, dial.curve.server)
             socket.setsockopt_string(zmq.CURVE_PUBLICKEY, dial.curve.public)
@@ -289,6 +324,14 @@ def _connect(socket: Socket, address: str, dial: Dial) -> Socket:
         socket.close(0)
         raise
     return socket
+
+
+def _keep_alive(socket: Socket) -> None:
+    """Let the kernel find out that a machine has vanished. (Not TCP_USER_TIMEOUT: it would cut off slow readers.)"""
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
 
 
 def _set_family(socket: Socket, endpoint: Endpoint) -> None:

@@ -2,14 +2,18 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from muro.config import CurveKeys
 from muro.errors import LocalProtocolError, RemoteProtocolError, StartupError
 from muro.ids import EngineRank
 from muro.process.join import Join
 from muro.transport.endpoint import EndpointDirectory, ipc_endpoint
-from muro.transport.sockets import Socket, bind_router, bound_address, close, send_nowait
+from muro.transport.gate import Gate
+from muro.transport.keys import make_keys, new_pair, own_pair
+from muro.transport.sockets import Dial, Socket, bind_router, bound_address, close, send_nowait
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
 from muro.wire.handshake import Addresses, Init, encode_init
@@ -131,3 +135,52 @@ def test_ready_comes_only_after_init(join: Join, stop: Wakeup, front: Socket) ->
     with pytest.raises(LocalProtocolError, match="READY is out of turn"):
         join.ready()
     assert is_silent(front, 0)
+
+
+def test_a_front_end_that_goes_before_its_answer_is_greeted_anew(stop: Wakeup) -> None:
+    """HELLO went with its connection, so the next front-end at that address would never hear it."""
+    front = bind_router("tcp://127.0.0.1:0")
+    address = bound_address(front)
+    join = Join(address, rank=RANK, local=False, headless=True, stop=stop)
+    found: list[Init | None] = []
+    thread = threading.Thread(target=lambda: found.append(join.greet(None)))
+    thread.start()
+    try:
+        first = receive(front)
+        close(front, 0)
+        front = bind_router(address)
+        again = receive(front)
+        assert again == first and is_silent(front, 100)
+        assert send_nowait(front, [again[0], INIT])
+        thread.join()
+        join.ready()
+        assert b"READY" in receive(front)[1]
+    finally:
+        stop.set()
+        thread.join()
+        join.close()
+        close(front, 0)
+    assert found[0] is not None
+
+
+def test_what_is_in_the_way_is_told(stop: Wakeup, tmp_path: Path) -> None:
+    """Its key is not on the front-end's list; what listens there is no front-end; or no front-end with these keys."""
+    make_keys(str(tmp_path))
+    gate = Gate(str(tmp_path)).open()
+    guarded, plain = bind_router("tcp://127.0.0.1:0", guard=gate.guard), bind_router("tcp://127.0.0.1:0")
+    server, mine = own_pair(str(tmp_path))[0], new_pair()
+    try:
+        for front, key, words in (
+            (guarded, server, "refuses the key"),
+            (guarded, new_pair()[0], "other keys"),
+            (plain, server, "other keys"),
+        ):
+            dial = Dial(CurveKeys(key, *mine))
+            join = Join(bound_address(front), rank=RANK, local=False, headless=True, stop=stop, dial=dial)
+            with pytest.raises(StartupError, match=words):
+                join.greet(0.5)
+            join.close(lost=True)
+    finally:
+        close(guarded, 0)
+        close(plain, 0)
+        gate.close()

@@ -68,6 +68,18 @@ def test_a_message_to_nobody_is_refused_not_lost(router: Socket) -> None:
     close(dealer)
 
 
+def test_an_address_can_be_bound_again_as_soon_as_its_socket_was_closed() -> None:
+    """libzmq closes in another thread, a moment later."""
+    socket = bind_router(LOOPBACK)
+    address = bound_address(socket)
+    for _ in range(50):
+        close(socket)
+        socket = bind_router(address, patience=5.0)
+    with pytest.raises(ConfigError, match="another process listens there"):
+        bind_router(address, patience=0.05)
+    close(socket)
+
+
 def test_small_frames_are_bytes_and_large_ones_lie_where_they_are(router: Socket) -> None:
     dealer = connect_dealer(bound_address(router), b"\x00\x00")
     large = os.urandom(LARGE_FRAME)

@@ -1,0 +1,77 @@
+"""What happens to the connections of a socket, as libzmq tells it.
+
+A `Monitor` is made by the thread that owns the socket, before it binds or connects, or some news are missed; it may
+be read by another one. A lost connection is news because libzmq itself makes a new one and says nothing, while the
+messages in between are gone.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import struct
+
+import zmq
+
+from muro.transport.sockets import Socket, context, receive_nowait
+
+
+class Change(enum.Enum):
+    """What can happen to a connection."""
+
+    ACCEPTED = "accepted"
+    """Somebody has dialled; not known yet whether he speaks our language."""
+    UP = "up"
+    """A peer has introduced itself, and messages can pass."""
+    DOWN = "down"
+    """A connection has ended, whatever it had come to."""
+    REFUSED = "refused"
+    """We dialled, and were refused for our key."""
+    GARBLED = "garbled"
+    """The other side does not speak our language, or not with the right keys."""
+
+
+_CHANGES = {
+    int(zmq.EVENT_ACCEPTED): Change.ACCEPTED,
+    int(zmq.EVENT_HANDSHAKE_SUCCEEDED): Change.UP,
+    int(zmq.EVENT_DISCONNECTED): Change.DOWN,
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): Change.REFUSED,
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): Change.GARBLED,
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): Change.GARBLED,
+}
+_MASK = sum(_CHANGES)
+_EVENT = struct.Struct("=Hi")
+_numbers = itertools.count()
+
+
+class Monitor:
+    """News of the connections of one socket. Poll `socket`, then `read`."""
+
+    def __init__(self, socket: Socket, news: Socket) -> None:
+        self._watched = socket
+        self.socket = news
+
+    @classmethod
+    def of(cls, socket: Socket) -> Monitor:
+        """Begin to watch."""
+        address = f"inproc://muro-monitor-{next(_numbers)}"
+        socket.monitor(address, _MASK)
+        news = context().socket(zmq.PAIR)
+        news.setsockopt(zmq.LINGER, 0)
+        news.connect(address)
+        return cls(socket, news)
+
+    def read(self) -> tuple[Change, int] | None:
+        """The next change, and the number of the descriptor that it concerns (0: not told); None if there is none."""
+        frames = receive_nowait(self.socket)
+        if frames is None:
+            return None
+        event, value = _EVENT.unpack(bytes(frames[0])[: _EVENT.size])
+        change = _CHANGES[event]
+        return change, value if change in (Change.ACCEPTED, Change.DOWN) else 0
+
+    def close(self) -> None:
+        """Stop watching; by the owner of the watched socket, before or after that is closed."""
+        if not self._watched.closed:
+            self._watched.monitor(None, 0)  # None ends it
+        self.socket.close(0)

@@ -1,0 +1,93 @@
+"""What happens to connections: as libzmq tells it, in order, with the same descriptor at the beginning and the end."""
+
+import socket as plain
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from muro.transport.endpoint import parse_address
+from muro.transport.monitor import Change, Monitor
+from muro.transport.pump import Pump
+from muro.transport.sockets import Socket, bind_router, bound_address, close, connect_dealer, send_nowait
+from tests.support.deadline import until
+
+
+@pytest.fixture
+def kept() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+class Notes:
+    """What a monitor tells."""
+
+    def __init__(self, kept: ExitStack) -> None:
+        self.changes: list[tuple[Change, int]] = []
+        self._kept = kept
+        self._pump = Pump()
+
+    def watch(self, socket: Socket) -> None:
+        monitor = Monitor.of(socket)
+        self._kept.callback(monitor.close)
+
+        def read() -> None:
+            if (news := monitor.read()) is not None:
+                self.changes.append(news)
+
+        self._pump.add(monitor.socket, read)
+
+    def kinds(self) -> list[Change]:
+        while self._pump.poll(0):
+            pass
+        return [change for change, _ in self.changes]
+
+
+@pytest.fixture
+def notes(kept: ExitStack) -> Notes:
+    return Notes(kept)
+
+
+def router(kept: ExitStack, notes: Notes, address: str = "tcp://127.0.0.1:0") -> Socket:
+    socket = bind_router(address, prepare=notes.watch)
+    kept.callback(close, socket, 0)
+    return socket
+
+
+def test_who_listens_hears_who_comes_and_goes(kept: ExitStack, notes: Notes) -> None:
+    bound = router(kept, notes)
+    dealer = connect_dealer(bound_address(bound), b"\0\0")
+    until(lambda: Change.UP in notes.kinds())
+    close(dealer, 0)
+    until(lambda: Change.DOWN in notes.kinds())
+    (accepted, began), up, (down, ended) = notes.changes
+    assert (accepted, up[0], down) == (Change.ACCEPTED, Change.UP, Change.DOWN)
+    assert began == ended > 0
+
+
+def test_who_dials_hears_it_too(kept: ExitStack, notes: Notes) -> None:
+    bound = router(kept, Notes(kept))
+    dealer = connect_dealer(bound_address(bound), b"\0\0", prepare=notes.watch)
+    kept.callback(close, dealer, 0)
+    assert send_nowait(dealer, [b"hello"])
+    until(lambda: notes.kinds() == [Change.UP])
+    close(bound, 0)
+    until(lambda: notes.kinds()[:2] == [Change.UP, Change.DOWN])
+
+
+def test_who_speaks_another_language_is_told_apart(kept: ExitStack, notes: Notes) -> None:
+    bound = router(kept, notes)
+    where = parse_address(bound_address(bound))
+    with plain.create_connection((where.host, where.port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + b"x" * 100)
+    until(lambda: notes.kinds()[-1:] == [Change.DOWN])
+    assert Change.UP not in notes.kinds() and notes.kinds()[0] is Change.ACCEPTED
+
+
+def test_reading_when_there_is_nothing(kept: ExitStack) -> None:
+    socket = bind_router("tcp://127.0.0.1:0")
+    kept.callback(close, socket, 0)
+    monitor = Monitor.of(socket)
+    assert monitor.read() is None
+    monitor.close()
+    monitor.close()
