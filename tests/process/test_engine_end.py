@@ -86,11 +86,21 @@ def test_further_signals_do_not_cut_the_clean_up_short() -> None:
         began = time.monotonic()
         peer.child.terminate()
         until(lambda: peer.child.progress().phase == "stopping")
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
             os.kill(peer.child.pid, number)
         assert exit_code(peer) == ExitCode.STOPPED
         assert time.monotonic() - began >= 0.5
         assert peer.child.failure() is None
+
+
+def test_the_fifth_signal_does() -> None:
+    with raw_peer("faulty", fault="shutdown:hang") as peer:
+        peer.child.terminate()
+        until(lambda: peer.child.progress().phase == "stopping")
+        while peer.child.poll() is None:  # signals that come too fast are one
+            os.kill(peer.child.pid, signal.SIGTERM)
+            peer.child.wait(0.05)
+        assert exit_code(peer) == 128 + signal.SIGTERM
 
 
 def test_a_clean_up_that_fails_is_told() -> None:
