@@ -54,7 +54,7 @@ PHASE: Final = Section(64, f"dqI{MAX_PHASE_BYTES}s")
 STARTED: Final = Section(192, "Qq")
 """steps started, when the last one started (ns)."""
 ENDED: Final = Section(256, "QqQQII")
-"""steps ended, when the last one ended (ns), `yielded` and tokens since the start, requests in the engine, held back."""
+"""steps ended, when the last one ended (ns), `yielded` and tokens since the start, requests running, held back."""
 DROPPED: Final = Section(320, "Q")
 """frames that were not the protocol, dropped since the start."""
 TURN: Final = Section(384, f"QqI{MAX_PHASE_BYTES}s")
