@@ -115,7 +115,15 @@ def make_config(config: ConnectConfig | None, settings: dict[str, Any]) -> Conne
 def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, cancel: Wakeup | None) -> Started:
     features = Features(version("muro"), [HEARTBEAT])
     plan = plan_launch(config, doors.addresses, doors.handshake_address, features, doors.engine_keys)
-    return start(plan, doors.handshake, doors.inputs, on_progress=on_progress, cancel=cancel)
+    return start(
+        plan,
+        doors.handshake,
+        doors.inputs,
+        greeters=doors.greeters,
+        arrivals=doors.arrivals,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
 
 
 def _link(config: ConnectConfig, doors: Doors, started: Started) -> Link:

@@ -8,12 +8,16 @@ sends, only a little waits here to be read: two of the sockets are read by nobod
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 from muro.config import ConnectConfig, CurveKeys
+from muro.errors import ConfigError
+from muro.launch.arrivals import Arrivals
 from muro.transport import sockets
 from muro.transport.endpoint import EndpointDirectory, check_clear, ipc_endpoint, tcp_endpoint
 from muro.transport.gate import Gate
 from muro.transport.keys import new_pair
+from muro.transport.monitor import Monitor
 from muro.transport.sockets import Guard, Socket
 from muro.wire.handshake import MAX_HANDSHAKE_BYTES, Addresses
 
@@ -57,7 +61,23 @@ class Wall:
         """Connections that were refused for their key."""
         return 0 if self._gate is None else self._gate.refused
 
-    def router(self, role: str, port: int = 0) -> Socket:
+    def watched_router(self, role: str, port: int = 0) -> tuple[Socket, Arrivals | None]:
+        """A bound ROUTER, and its connections where engines may come from elsewhere; both are their owner's to close.
+
+        Raises ConfigError.
+        """
+        if self._host is None:
+            return self.router(role, port), None
+        monitors: list[Monitor] = []
+        try:
+            socket = self.router(role, port, lambda made: monitors.append(Monitor.of(made)))
+        except ConfigError:
+            for monitor in monitors:
+                monitor.close()
+            raise
+        return socket, Arrivals(monitors[0], role)
+
+    def router(self, role: str, port: int = 0, prepare: Callable[[Socket], object] | None = None) -> Socket:
         """A bound ROUTER; its owner closes it. Raises ConfigError."""
         address = self._address(role, port)
         return sockets.bind_router(
@@ -65,6 +85,7 @@ class Wall:
             max_bytes=_LARGEST_WORD,
             receive_limit=_WORDS_WAITING,
             guard=self._guard,
+            prepare=prepare,
             patience=_BIND_PATIENCE if port else 0.0,
         )
 
@@ -96,13 +117,19 @@ class Wall:
 
 
 class Doors:
-    """The sockets that engines dial."""
+    """The sockets that engines dial, two of them with their connections."""
 
-    def __init__(self, wall: Wall, handshake: Socket, inputs: Socket, outputs: Socket) -> None:
+    def __init__(
+        self,
+        wall: Wall,
+        handshake: tuple[Socket, Arrivals | None],
+        inputs: tuple[Socket, Arrivals | None],
+        outputs: Socket,
+    ) -> None:
         self.wall = wall
         """For further doors."""
-        self.handshake = handshake
-        self.inputs = inputs
+        self.handshake, self.greeters = handshake
+        self.inputs, self.arrivals = inputs
         self.outputs = outputs
         self.engine_keys = wall.engine_keys()
         """With which the engines that are started here dial; None if that is in the clear."""
@@ -113,10 +140,10 @@ class Doors:
         with contextlib.ExitStack() as undo:
             wall = Wall.open(config)
             undo.callback(wall.close)
-            handshake = wall.router("handshake", config.handshake_port)
-            undo.callback(sockets.close, handshake, 0)
-            inputs = wall.router("input-0")
-            undo.callback(sockets.close, inputs, 0)
+            handshake = wall.watched_router("handshake", config.handshake_port)
+            undo.callback(close_watched, *handshake)
+            inputs = wall.watched_router("input-0")
+            undo.callback(close_watched, *inputs)
             outputs = wall.pull("output-0", config.engine.limits.max_message_bytes)
             undo.pop_all()
         return cls(wall, handshake, inputs, outputs)
@@ -135,6 +162,14 @@ class Doors:
 
     def close(self) -> None:
         """Close the sockets without waiting for what is unsent, remove their files; may be called twice."""
-        for socket in (self.handshake, self.inputs, self.outputs):
-            sockets.close(socket, 0)
+        close_watched(self.handshake, self.greeters)
+        close_watched(self.inputs, self.arrivals)
+        sockets.close(self.outputs, 0)
         self.wall.close()
+
+
+def close_watched(socket: Socket, arrivals: Arrivals | None) -> None:
+    """Close a socket without waiting for what is unsent, and stop watching it; may be called twice."""
+    if arrivals is not None:
+        arrivals.close()
+    sockets.close(socket, 0)

@@ -6,10 +6,13 @@ before the error is raised. The sockets are lent by the caller and stay open.
 
 A message that is not the protocol ends the start if it comes from an engine that is expected here; what a
 stranger says is refused, remembered, and told if the start fails later.
+
+An engine that was started elsewhere and whose connection ends before it is ready is waited for anew.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,15 +21,18 @@ import msgspec
 
 from muro.errors import RemoteProtocolError, StartupError
 from muro.ids import EngineRank
+from muro.launch.arrivals import Arrivals
 from muro.launch.patience import Patience, Sight
 from muro.launch.plan import LaunchPlan
 from muro.launch.shutdown import stop
 from muro.launch.spawn import Child, spawn
 from muro.transport.pump import Pump
-from muro.transport.sockets import Frame, Socket, receive_nowait, send_nowait
+from muro.transport.sockets import Frame, Socket, receive_from, send_nowait
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import rank_of
 from muro.wire.handshake import FrontendHandshake, ReadyResponse
+
+log = logging.getLogger(__name__)
 
 _LOOK_EVERY_MS = 200
 """Progress pages and failure records are memory, which cannot be polled; everything else wakes us at once."""
@@ -59,6 +65,8 @@ def start(
     handshake: Socket,
     inputs: Socket,
     *,
+    greeters: Arrivals | None = None,
+    arrivals: Arrivals | None = None,
     on_progress: Callable[[StartupProgress], None] | None = None,
     cancel: Wakeup | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -69,6 +77,8 @@ def start(
         plan: see `launch.plan`.
         handshake: ROUTER, bound to the plan's handshake address.
         inputs: this front-end's input ROUTER, where the ready responses arrive.
+        greeters: the connections of `handshake`, if engines may come from elsewhere.
+        arrivals: those of `inputs`; knows afterwards whose is whose.
         on_progress: called in this thread with every change.
         cancel: set it, from any thread, to give the start up.
         clock: seconds, monotonic.
@@ -79,6 +89,7 @@ def start(
         ConfigError: nothing could be spawned with these settings.
     """
     startup = _Startup(plan, handshake, inputs, on_progress, clock)
+    startup.greeters, startup.arrivals = greeters, arrivals
     try:
         startup.spawn()
         startup.wait(cancel)
@@ -109,6 +120,8 @@ class _Startup:
         self._patience = Patience(plan.expected, plan.startup_timeout, self._began)
         self._pump = Pump()
         self._refused: list[str] = []
+        self.greeters: Arrivals | None = None
+        self.arrivals: Arrivals | None = None
         self.children: dict[EngineRank, Child] = {}
 
     @property
@@ -131,6 +144,9 @@ class _Startup:
     def wait(self, cancel: Wakeup | None) -> None:
         self._pump.add(self._handshake_socket, self._greet)
         self._pump.add(self._inputs, self._hear)
+        for connections in (self.greeters, self.arrivals):
+            if connections is not None:
+                self._pump.add(connections.socket, partial(self._miss, connections))
         if cancel is not None:
             self._pump.add(cancel.fileno(), self._cancelled)
         while not self._handshake.done:
@@ -139,23 +155,40 @@ class _Startup:
             self._look()
 
     def _greet(self) -> None:
-        if (frames := receive_nowait(self._handshake_socket)) is None:
+        if (received := receive_from(self._handshake_socket)) is None:
             return
+        frames, descriptor = received
         try:
             replies = self._handshake.receive([bytes(frame) for frame in frames])
         except RemoteProtocolError as error:
             self._refuse(frames, error)
             return
         for identity, payload in replies:
+            self._note(self.greeters, identity, descriptor)
             send_nowait(self._handshake_socket, [identity, payload])  # refused: it has gone, and will be missed
 
     def _hear(self) -> None:
-        if (frames := receive_nowait(self._inputs)) is None:
+        if (received := receive_from(self._inputs)) is None:
             return
+        frames, descriptor = received
         try:
             self._handshake.ready_response([bytes(frame) for frame in frames])
         except RemoteProtocolError as error:
             self._refuse(frames, error)
+            return
+        self._note(self.arrivals, bytes(frames[0]), descriptor)
+
+    def _note(self, connections: Arrivals | None, identity: bytes, descriptor: int) -> None:
+        """Keep in mind by which connection an engine has come, if nothing else tells of its end."""
+        if connections is not None and (rank := rank_of(identity)) not in self._plan.local:
+            connections.note(rank, descriptor)
+
+    def _miss(self, connections: Arrivals) -> None:
+        """Wait anew for engines whose connection has ended."""
+        for rank in connections.lost():
+            if connections is self.arrivals or rank in self._handshake.missing():
+                log.warning("%s has gone before it was ready; another one is waited for", self._plan.name(rank))
+                self._handshake.forget(rank)
 
     def _refuse(self, frames: list[Frame], error: RemoteProtocolError) -> None:
         try:

@@ -252,6 +252,20 @@ def receive_nowait(socket: Socket) -> list[Frame] | None:
             return frames
 
 
+def receive_from(socket: Socket) -> tuple[list[Frame], int] | None:
+    """As `receive_nowait`, with the descriptor of the connection that the message came by; 0 if nobody can tell."""
+    try:
+        first = socket.recv(_DONTWAIT, False)
+    except zmq.Again:
+        return None
+    frames: list[Frame] = [first.bytes]
+    frames += [frame.bytes for frame in socket.recv_multipart(_DONTWAIT, False)] if first.more else []
+    try:
+        return frames, int(first.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return frames, 0
+
+
 def close(socket: Socket, linger_ms: int | None = None) -> None:
     """Close; unsent messages live on for `linger_ms` (None: as the socket was made). May be called twice."""
     socket.close(linger_ms)

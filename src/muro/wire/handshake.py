@@ -203,6 +203,11 @@ class FrontendHandshake:
         self.responses[rank] = decode_ready_response(frames[1], f"engine {rank}")
         return rank
 
+    def forget(self, rank: EngineRank) -> None:
+        """This engine has gone; another one may greet in its place."""
+        self._stages[rank] = Stage.EXPECTED
+        self.responses.pop(rank, None)
+
     @property
     def done(self) -> bool:
         """Whether every engine said READY and sent its ready response."""
