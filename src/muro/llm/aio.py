@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
@@ -17,8 +18,10 @@ from muro.config import ConnectConfig
 from muro.errors import UsageError
 from muro.ids import EngineRank
 from muro.llm import pipeline
+from muro.llm.aio_replay import AsyncRequests
 from muro.llm.generation import Generation, Line
 from muro.llm.outputs import CompletionOutput, Piece, RequestOutput
+from muro.llm.replay import RESTART_WAIT, DeathPolicy, seeded
 from muro.llm.words import Prompt, Words, effective_length, load_words, make_choice, split_prompt
 from muro.observe.metrics import ChoiceClock, ServingMetrics
 from muro.wire.request import OutputKind, SamplingParams
@@ -36,6 +39,7 @@ class AsyncLLM:
         words: tokenizer, chat template, length of the context.
         metrics: where to write down what happens.
         clock: monotonic seconds.
+        policy: what becomes of requests when an engine dies and is replaced; None: they fail.
     """
 
     def __init__(
@@ -44,11 +48,13 @@ class AsyncLLM:
         words: Words,
         metrics: ServingMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        policy: DeathPolicy | None = None,
     ) -> None:
         self.client = client
         self.words = words
         self.metrics = metrics or ServingMetrics()
         self._clock = clock
+        self._requests = AsyncRequests(client, policy or DeathPolicy(), self.metrics)
         self._numbers = itertools.count()
         self._live: weakref.WeakSet[Generation] = weakref.WeakSet()
 
@@ -59,6 +65,8 @@ class AsyncLLM:
         *,
         on_progress: OnProgress | None = None,
         connect: ConnectConfig | None = None,
+        on_engine_death: Literal["fail", "replay"] = "fail",
+        restart_wait: float = RESTART_WAIT,
         **choice: Any,
     ) -> AsyncLLM:
         """Start the engine of a model and return when it serves. Cancelling it takes everything down.
@@ -67,6 +75,9 @@ class AsyncLLM:
             model: a model directory, or the name of a model that `muro pull` has fetched.
             on_progress: told how the start goes; called in another thread.
             connect: how many engines, where; of its `engine` all but engine, model and options holds.
+            on_engine_death: what becomes of running requests when their engine dies and is replaced: they fail, or go
+                on where they were. With "replay" engines are restarted even if `connect` does not ask for it.
+            restart_wait: seconds that requests wait for an engine that is being restarted.
             choice: further fields of `ModelChoice`, for instance `engine="echo"`.
 
         Raises:
@@ -75,7 +86,10 @@ class AsyncLLM:
         """
         chosen = make_choice(model, choice)
         connect = connect or ConnectConfig()
-        connect = msgspec.structs.replace(connect, engine=chosen.engine_config(connect.engine))
+        policy = DeathPolicy(on_engine_death=on_engine_death, restart_wait=restart_wait)
+        connect = msgspec.structs.replace(
+            connect, engine=chosen.engine_config(connect.engine), restart=policy.restarts(connect.restart)
+        )
         tokenizer, template = load_words(chosen)
         client = await connect_async(connect, on_progress=on_progress)
         try:
@@ -83,7 +97,8 @@ class AsyncLLM:
         except BaseException:
             await client.aclose()
             raise
-        return cls(client, Words(tokenizer, template, length, chosen.sampling_defaults())).watch(client)
+        words = Words(tokenizer, template, length, chosen.sampling_defaults())
+        return cls(client, words, policy=policy).watch(client)
 
     def watch(self, client: AsyncMPClient) -> Self:
         """Write down the statistics that the engines report."""
@@ -117,15 +132,17 @@ class AsyncLLM:
         try:
             for prompt in prompts:
                 fitted = pipeline.engine_params(params, len(prompt), tokenizer, self.words.max_model_len)
+                if self._requests.replays:
+                    fitted = seeded(fitted, secrets.randbits(62))
                 name = f"{request_id}-{next(self._numbers)}"
                 for request in pipeline.fan_out(name, prompt, fitted, params.n, external_id=request_id):
-                    streams.append(self.client.generate(request))
+                    streams.append(self._requests.generate(request))
                     choice = pipeline.Choice(len(lines), request.request_id, params, tokenizer)
                     clock = ChoiceClock(self.metrics, began)
                     lines.append(Line(choice, streams[-1], len(prompt), clock, self._clock))
                 self.metrics.prompt_tokens += len(prompt)
         except BaseException:
-            self.client.abort([line.choice.request_id for line in lines])
+            self._requests.abort([line.choice.request_id for line in lines])
             raise
         generation = Generation(request_id, prompts, lines)
         self._live.add(generation)
@@ -159,7 +176,7 @@ class AsyncLLM:
         live = list(self._live)
         for generation in live:
             with contextlib.suppress(UsageError):
-                generation.abort(self.client.abort)
+                generation.abort(self._requests.abort)
         return len(live)
 
     def engines(self) -> list[EngineStatus]:
@@ -187,13 +204,12 @@ def context_length(engines: Sequence[EngineStatus], wanted: int | None) -> int:
 
 
 def stats_listener(metrics: ServingMetrics) -> Callable[[EngineRank, SchedulerStats], None]:
-    """What writes the reports of engines down."""
+    """What writes the reports of engines down, with the time of time.monotonic()."""
 
     def listen(rank: EngineRank, stats: SchedulerStats) -> None:
         cache = stats.prefix_cache_stats
-        metrics.engine_report(
-            rank, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage, cache.queries, cache.hits
-        )
+        running, waiting, usage = stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage
+        metrics.engine_report(rank, running, waiting, usage, cache.queries, cache.hits, time.monotonic())
 
     return listen
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from muro.config import RestartPolicy
 from muro.errors import ConfigError, EngineDeadError, RequestFailedError
 from muro.wire.handshake import ReadyResponse
 from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, SamplingParams
@@ -39,6 +40,12 @@ class DeathPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f'on_engine_death is {self.on_engine_death!r}; it must be "fail" or "replay"')
         if not self.restart_wait >= 0:
             raise ConfigError(f"restart_wait is {self.restart_wait}; it must not be negative")
+
+    def restarts(self, asked: RestartPolicy) -> RestartPolicy:
+        """Which engines to restart: to replay anything, there must be one to go on with."""
+        if self.on_engine_death == "fail" or asked.policy != "never":
+            return asked
+        return msgspec.structs.replace(asked, policy="on-failure")
 
 
 def understands(ready: ReadyResponse | None) -> bool:
