@@ -141,6 +141,8 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("curve_secret_fd gives the secret key alone; curve_dir says where the peers' keys are")
         if self.startup_timeout <= 0:
             raise ConfigError(f"startup_timeout is {self.startup_timeout}; it must be positive")
+        if self.stall_limit is not None and self.stall_limit < 0:
+            raise ConfigError(f"stall_limit is {self.stall_limit}; it must not be negative, and 0 or None means never")
 
 
 def home(environ: Mapping[str, str] | None = None) -> Path:

@@ -47,7 +47,7 @@ def main() -> int:
         ring.take_standard_streams()
         ring.watch()
         faulthandler.enable(all_threads=False)  # last words of a native crash; the log's tail holds one thread
-        faulthandler.register(signal.SIGQUIT, all_threads=False, chain=False)  # the parent may ask where we stand
+        faulthandler.register(signal.SIGQUIT, chain=False)  # the parent may ask where we stand; main thread comes last
         context = open_context(config)
         target = _load(config["target"])
         phase = ""

@@ -23,6 +23,7 @@ from muro.clients.polling import Polling
 from muro.clients.replacing import Replacer
 from muro.clients.session import Session
 from muro.clients.sync import SyncMPClient
+from muro.clients.traffic import Traffic
 from muro.config import ConnectConfig, EngineConfig
 from muro.errors import ConfigError
 from muro.launch.interpreter import engine_name
@@ -30,6 +31,7 @@ from muro.launch.plan import plan_launch
 from muro.launch.shutdown import stop
 from muro.launch.startup import Started, StartupProgress, start
 from muro.launch.supervisor import Supervisor
+from muro.launch.watching import Watching
 from muro.transport.wakeup import Wakeup
 from muro.wire.handshake import HEARTBEAT, Features
 from muro.wire.releases import NEWEST, Layout, layout_of_engine
@@ -128,8 +130,10 @@ def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, 
 
 def _link(config: ConnectConfig, doors: Doors, started: Started) -> Link:
     replacer = Replacer(config, doors)
-    supervisor = Supervisor(started.children, policy=config.restart, replace=replacer)
-    return Link(doors, supervisor, replacer, _layout(started), config.close_timeout)
+    traffic = Traffic()
+    watch = Watching(config.stall_limit, traffic.sent)
+    supervisor = Supervisor(started.children, policy=config.restart, replace=replacer, watch=watch)
+    return Link(doors, supervisor, replacer, traffic, _layout(started), config.close_timeout)
 
 
 def _session(started: Started, config: ConnectConfig) -> Session:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from muro.clients.doors import Doors
 from muro.clients.replacing import Replacer
 from muro.clients.session import Message, Unreadable
+from muro.clients.traffic import Traffic
 from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
 from muro.ids import EngineRank
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
@@ -52,6 +53,7 @@ class Link:
         doors: bound sockets.
         supervisor: of the engines that were started here; not yet open.
         replacer: where the doors of successors are.
+        traffic: where it is counted what is sent.
         layout: in which layout the engines write their outputs.
         close_timeout: seconds that the children get between SIGTERM and SIGKILL.
         clock: seconds, monotonic.
@@ -62,6 +64,7 @@ class Link:
         doors: Doors,
         supervisor: Supervisor,
         replacer: Replacer,
+        traffic: Traffic,
         layout: Layout,
         close_timeout: float,
         clock: Callable[[], float] = time.monotonic,
@@ -69,6 +72,7 @@ class Link:
         self._doors = doors
         self._supervisor = supervisor
         self._replacer = replacer
+        self._traffic = traffic
         self._inputs: dict[Frame, Socket] = {}
         """Of successors, by identity; all others came through the first door."""
         self._decoder = OutputDecoder(layout)
@@ -104,7 +108,10 @@ class Link:
 
     def send(self, message: Message) -> bool:
         """Send to an engine; False if it is not connected (any more), or was told to stop."""
-        return not self._stopped and send_nowait(self._inputs.get(message[0], self._doors.inputs), message)
+        if self._stopped or not send_nowait(self._inputs.get(message[0], self._doors.inputs), message):
+            return False
+        self._traffic.message_sent(message[0])
+        return True
 
     def decode(self, frames: list[Frame]) -> EngineCoreOutputs | Unreadable | Marker | None:
         """A message, or the announcement of a death.
@@ -167,6 +174,7 @@ class Link:
         identity = identity_of(event.rank)
         socket = self._replacer.adopt(event.rank, event.generation)
         if socket is not None:
+            self._traffic.succeeded(event.rank, event.generation)
             old, self._inputs[identity] = self._inputs.get(identity), socket
             if old is not None:
                 sockets.close(old, 0)

@@ -40,6 +40,9 @@ KINDS = (
     "garble",
 )  # fmt: skip
 
+SEIZED_AFTER = 0.2
+"""Seconds until `seize` comes true, so that whoever asked for it can still answer."""
+
 
 class FaultError(Exception):
     """The exception that a fault raises: not one of ours, like any error of an engine."""
@@ -80,7 +83,9 @@ def commit(fault: Fault, request_id: str | None = None) -> None:
         case "hang_lock":
             _deadlock(ctypes.PyDLL(None))
         case "seize":
-            threading.Thread(target=_deadlock, args=(ctypes.PyDLL(None),), name="seizes-the-lock", daemon=True).start()
+            seizure = threading.Timer(SEIZED_AFTER, _deadlock, (ctypes.PyDLL(None),))
+            seizure.daemon = True
+            seizure.start()
         case "spin":
             while True:
                 pass

@@ -31,8 +31,6 @@ class EngineStalled(msgspec.Struct, frozen=True):
     generation: Generation
     words: str
     """What was seen of it."""
-    stacks: str = ""
-    """Where its threads stood, if they could be made to tell."""
 
 
 class EngineStarted(msgspec.Struct, frozen=True):

@@ -47,6 +47,7 @@ from muro.wire.progress import Progress
 
 _REAP_TIMEOUT = 5.0
 _DUMP_TIMEOUT = 0.5
+_DUMP_STEP = 0.02
 _FIRST_PHASE = "interpreter"
 """Shown until the child says otherwise: Python itself is starting."""
 
@@ -242,19 +243,26 @@ class Child:
             text, self._log_seen = read_new(self._parts.log, self._log_seen)
             return text
 
-    def dump_stack(self) -> None:
-        """Let it write into its log where its main thread stands, even while it holds the interpreter lock.
+    def dump_stack(self) -> str:
+        """Let it write into its log where its threads stand, even while it holds the interpreter lock.
 
-        Returns when that has happened, or it has ended, or after `_DUMP_TIMEOUT` seconds.
+        Returns what it wrote when that is done, or it has ended, or after `_DUMP_TIMEOUT` seconds; nothing if the
+        process is stopped. The handle can be used meanwhile.
         """
         with self._lock:
-            if self.poll() is None and self._mine():
-                before = self.log_tail()
-                signal.pidfd_send_signal(self._pidfd, signal.SIGQUIT)
-                deadline = time.monotonic() + _DUMP_TIMEOUT
-                while self.log_tail() == before and not self.wait(0.02) and time.monotonic() < deadline:
-                    pass
-                self.wait(0.02)  # a dump is several lines, each written by itself
+            if self.poll() is not None or not self._mine() or is_stopped(self.pid):
+                return ""
+            _, before = read_new(self._parts.log, self._log_seen)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGQUIT)
+        deadline = time.monotonic() + _DUMP_TIMEOUT
+        written = ""
+        while True:  # a dump is many lines, each written by itself
+            over = self.wait(_DUMP_STEP) or time.monotonic() > deadline
+            with self._lock:
+                now = written if self._closed else read_new(self._parts.log, before)[0]
+            if over or (now and now == written):
+                return now
+            written = now
 
     def progress(self) -> Progress:
         """What its progress page shows."""
@@ -307,6 +315,15 @@ class Child:
 
     def __repr__(self) -> str:
         return f"<Child {self.name!r}, pid {self.pid}, status {self._status}>"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the operating system says that a process is stopped by a signal. False if it has gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
 
 
 def _kill_unheld(process: subprocess.Popen[bytes]) -> None:

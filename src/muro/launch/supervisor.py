@@ -161,6 +161,12 @@ class Supervisor:
         """Whether engines that die may get successors."""
         return self._policy.policy != "never"
 
+    def lost(self, rank: EngineRank, error: EngineDeadError) -> None:
+        """An engine that was started elsewhere is taken for dead; nobody starts a successor here."""
+        with self._lock:
+            self._publish(EngineDied(rank, Generation(0), error))
+            self._publish(EngineGivenUp(rank, error))
+
     def stop(self, timeout: float) -> None:
         """End all children, and whatever is being started; they get `timeout` seconds together after SIGTERM."""
         if os.getpid() != self._owner:
@@ -317,8 +323,9 @@ class Supervisor:
         with self._lock:
             one.stuck = verdict.words
             self._publish(EngineStalled(one.rank, one.restarts.generation, verdict.words))
-        log.error("%s is stuck: %s; it is killed", one.child.name, verdict.words)
-        one.child.dump_stack()
+        stacks = one.child.dump_stack()
+        where = f"; its threads stood here:\n{stacks}" if stacks else ""
+        log.error("%s is stuck: %s; it is killed%s", one.child.name, verdict.words, where)
         one.child.kill()
         with self._lock:
             one.kill_at = self._clock() + 1.0

@@ -207,7 +207,8 @@ class Watchdog:
         found = [(row, account.look(sight, seconds)) for row, account in judged]
         for row, owed in found:
             if owed >= self._limit:
-                return Verdict(row.what, owed, row.words(sight, owed))
+                also = "; the process is stopped (SIGSTOP)" if stopped and row.what != "stopped" else ""
+                return Verdict(row.what, owed, row.words(sight, owed) + also)
         return None
 
 

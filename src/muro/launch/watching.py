@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muro.ids import EngineRank, Generation
-from muro.launch.spawn import Child
+from muro.launch.spawn import Child, is_stopped
 from muro.launch.watchdog import Verdict, Watchdog
 
-Sent = Callable[[EngineRank], int]
-"""How many messages the present engine of a rank was sent; 0 if nobody counts."""
+Sent = Callable[[EngineRank, Generation], int]
+"""How many messages an engine was sent; 0 if nobody counts."""
 
 
 class Watching:
@@ -23,7 +23,7 @@ class Watching:
         sent: see `Sent`.
     """
 
-    def __init__(self, limit: float | None, sent: Sent = lambda rank: 0) -> None:
+    def __init__(self, limit: float | None, sent: Sent = lambda rank, generation: 0) -> None:
         self._limit = limit
         self._sent = sent
         self._dogs: dict[EngineRank, tuple[Generation, Watchdog]] = {}
@@ -37,14 +37,5 @@ class Watching:
             dog = Watchdog(self._limit)
             self._dogs[rank] = generation, dog
         # How much was sent is asked first: what is sent between the two looks must not seem to be ignored.
-        sent = self._sent(rank)
+        sent = self._sent(rank, generation)
         return dog.look(child.progress(), seconds, stopped=is_stopped(child.pid), sent=sent)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether the operating system says that a process is stopped by a signal. False if it has gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"T"
-    except (OSError, IndexError):
-        return False

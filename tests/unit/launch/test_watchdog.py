@@ -92,6 +92,13 @@ def test_what_stands_still_is_stuck_at_the_limit(kind: str) -> None:
     assert verdict.what == what and verdict.seconds >= LIMIT and words in verdict.words
 
 
+def test_whatever_row_comes_first_a_stopped_process_is_called_stopped() -> None:
+    watch = Watch()
+    watch.look(IN_A_STEP)
+    _, verdict = watch.until_verdict(IN_A_STEP, stopped=True)
+    assert verdict.what == "step" and verdict.words.endswith("for 10 s; the process is stopped (SIGSTOP)")
+
+
 def test_steps_that_put_nothing_out_are_no_progress() -> None:
     watch = Watch()
     for number in range(11, 1000):
