@@ -27,6 +27,7 @@ from muro.clients.engine import again
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
 from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable, unreachable
+from muro.clients.silence import TICK
 from muro.clients.status import engine_statuses
 from muro.clients.weak import weakly
 from muro.errors import CallTimeoutError, EngineDeadError, MuroError, UsageError
@@ -62,6 +63,7 @@ class AsyncMPClient:
         """Begin to read. Called once, by the factory, in the client's loop."""
         self._reader.watch(self._link.outputs, weakly(self._on_frames))
         self._link.open(_waker(self._loop, weakly(self._on_events)))
+        self._listen()
         return self
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -277,6 +279,12 @@ class AsyncMPClient:
             self._session.receive(message)
         if self._batch_readers:
             self._wake_batch_readers(1)
+
+    def _listen(self) -> None:
+        """Judge engines that are silent, as long as there is one to judge."""
+        if (silent := self._link.silent) and not self._session.error:
+            silent.look()
+            self._loop.call_later(TICK, weakly(self._listen))
 
     def _on_events(self) -> None:
         """Something has happened to engines; what they had sent before is read first."""

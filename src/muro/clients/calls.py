@@ -16,6 +16,8 @@ from muro.wire.failure import call_error
 from muro.wire.ops import Op
 from muro.wire.output import UtilityOutput
 
+_PAUSES = frozenset({"pause_scheduler", "pause_generation", "sleep"})
+_RESUMES = frozenset({"resume_scheduler", "wake_up"})
 _LAST_ID = 2**63 - 1  # peers accept 64 bits; negative ids are notices
 
 
@@ -62,10 +64,16 @@ class PendingCalls:
     def __init__(self, first_id: int = 1) -> None:
         self._next_id = first_id
         self._calls: dict[CallId, PendingCall] = {}
+        self.paused: set[EngineRank] = set()
+        """Engines that have been paused by a call of this client, and not resumed since."""
 
     def __len__(self) -> int:
         """Answers that are awaited."""
         return len(self._calls)
+
+    def num_waiting(self, rank: EngineRank) -> int:
+        """Answers that are awaited from one engine; any thread may ask."""
+        return sum(rank in call.waiting.values() for call in list(self._calls.values()))
 
     def expect(self, call: PendingCall, rank: EngineRank) -> CallId:
         """The id under which `rank` is called; the call waits for its answer too."""
@@ -86,6 +94,10 @@ class PendingCalls:
         except MuroError as error:
             self.end(call, error)
             return
+        if call.method in _PAUSES:
+            self.paused.add(rank)
+        elif call.method in _RESUMES:
+            self.paused.discard(rank)
         if not call.waiting:
             self.end(call, None)
 

@@ -68,7 +68,9 @@ def connect(
         undo.callback(polling.close)
         undo.callback(link.stop, 0.0)
         link.open(polling.open().interrupt)
-        client = SyncMPClient(_session(started, config), link, polling)
+        session = _session(started, config)
+        link.listen_for(session, config.stall_limit)
+        client = SyncMPClient(session, link, polling)
         undo.pop_all()
     return client
 
@@ -89,7 +91,9 @@ async def connect_async(
         await in_thread(lambda: started.append(_start(config, doors, on_progress, cancel)), cancel.set)
         link = _link(config, doors, started[0])
         undo.callback(link.stop, 0.0)
-        client = AsyncMPClient(_session(started[0], config), link).start()
+        session = _session(started[0], config)
+        link.listen_for(session, config.stall_limit)
+        client = AsyncMPClient(session, link).start()
         undo.pop_all()
     return client
 

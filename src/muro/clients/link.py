@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator
 
 from muro.clients.doors import Doors
 from muro.clients.replacing import Replacer
-from muro.clients.session import Message, Unreadable
+from muro.clients.session import Message, Session, Unreadable
+from muro.clients.silence import SilentEngines
 from muro.clients.traffic import Traffic
 from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
 from muro.ids import EngineRank
@@ -83,7 +84,15 @@ class Link:
         self._owner = os.getpid()
         self._closing = threading.RLock()
         self._stopped = False
+        self.silent: SilentEngines | None = None
+        """Engines that are judged by what is heard of them."""
         self.dropped_messages = 0
+
+    def listen_for(self, session: Session, stall_limit: float | None) -> None:
+        """Judge the engines that were started elsewhere by what is heard of them."""
+        elsewhere = [rank for rank in session.engines if self._supervisor.status(rank) is None]
+        if elsewhere and stall_limit:
+            self.silent = SilentEngines(session, elsewhere, stall_limit, self._supervisor.lost)
 
     def open(self, wake: Callable[[], None]) -> None:
         """Begin to supervise; `wake` is called in any thread when there are events. Raises StartupError."""
@@ -120,7 +129,10 @@ class Link:
         speaks of with an error; if it speaks of none it is dropped (None).
         """
         try:
-            return self._decoder.decode(frames)
+            message = self._decoder.decode(frames)
+            if self.silent is not None and isinstance(message, EngineCoreOutputs):
+                self.silent.heard(message.engine_index)
+            return message
         except RemoteProtocolError as error:
             self.dropped_messages += 1
             if self.dropped_messages & (self.dropped_messages - 1) == 0:  # 1, 2, 4, 8 ...: a flood stays readable

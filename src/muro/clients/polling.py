@@ -41,6 +41,10 @@ class Polling:
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for news, at most `timeout` seconds (None: for ever); whether there may be some."""
+        silent = self._link.silent
+        if silent is not None:
+            silent.look()
+            timeout = silent.patience(timeout)
         due = self._link.due()
         if due is not None:
             timeout = due if timeout is None else min(timeout, due)
