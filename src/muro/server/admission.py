@@ -33,9 +33,14 @@ class Admission:
         """By what was full."""
         self.last_wait = 0.0
 
+    @property
+    def full(self) -> bool:
+        """Whether nobody more may come at all."""
+        return self.queued_requests >= self.limits.max_queued_requests
+
     def check(self) -> None:
         """Whether one more may come at all. Raises OverloadedError. To be asked before its body is read."""
-        if self.queued_requests >= self.limits.max_queued_requests:
+        if self.full:
             raise self._full("requests", f"{self.queued_requests} requests wait for their first token")
 
     def enter(self) -> Ticket:

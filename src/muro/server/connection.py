@@ -6,15 +6,19 @@ for: the rest of a head that came in parts, or a reader that has left a full buf
 
 A connection above the bound is a *surplus* one: it is let in to ask for health, and its other requests are refused
 (see `gate`). Above `RESERVE` of those nobody is let in.
+
+While the queue is full a request is refused here, at the end of its head, before anything is made for it: a crowd of
+callers must cost as little as can be, for the engine needs the processor too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from muro.server.limits import HttpLimits
 
@@ -22,6 +26,9 @@ MAX_HEAD_BYTES = 64 << 10
 RESERVE = 64
 SURPLUS = "muro.surplus"
 """Key of the ASGI scope: whether the connection is one too many."""
+
+GENERATING = (b"/v1/completions", b"/v1/chat/completions")
+"""Beginnings of the paths that make work."""
 
 _SEND_BUFFER = 256 << 10
 _TOO_SLOW = (
@@ -40,6 +47,8 @@ class Connections:
         self.refused = 0
         self.slow_heads = 0
         self.slow_readers = 0
+        self.refusal: Callable[[], bytes | None] = lambda: None
+        """Asked for each request that generates: the whole answer if it is to be refused at once."""
 
     def protocol(self, **arguments: Any) -> BoundedConnection:
         """A new connection; what uvicorn calls its protocol class."""
@@ -55,6 +64,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._surplus = False
         self._in_head = True
         self._head_bytes = 0
+        self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
@@ -94,7 +104,22 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_came()
-        super().on_headers_complete()
+        self._refused = self._refuse_at_once()
+        if not self._refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
+        else:
+            # As after any other answer: the connection stays, for a while.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -109,6 +134,24 @@ class BoundedConnection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._reader_took()
         super().resume_writing()
+
+    @property
+    def _idle(self) -> bool:
+        """Whether no request is being answered."""
+        cycle: RequestResponseCycle | None = self.cycle  # there is none before the first one, whatever its type says
+        return cycle is None or cycle.response_complete
+
+    def _refuse_at_once(self) -> bool:
+        """Whether the request was answered here. Not one that follows another which is still being answered."""
+        if not self.url.startswith(GENERATING) or not self._idle:
+            return False
+        answer = self._shared.refusal()
+        if answer is None:
+            return False
+        self.transport.write(answer)
+        if not self.parser.should_keep_alive():
+            self.transport.close()
+        return True
 
     def _await_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():

@@ -7,6 +7,7 @@ Of anything else a caller learns only that it was our bug; the log has the rest.
 from __future__ import annotations
 
 import math
+from http import HTTPStatus
 
 import msgspec
 
@@ -64,3 +65,16 @@ def reply(
     """An answer in OpenAI's shape; its `type` follows from the status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return ErrorReply(status, ErrorBody(ErrorDetail(message, kind, param, code)), headers or {})
+
+
+def raw(answer: ErrorReply) -> bytes:
+    """The whole answer as it travels over HTTP/1.1."""
+    body = msgspec.json.encode(answer.body)
+    status = HTTPStatus(answer.status)
+    head = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+    ]
+    head += [f"{name}: {value}" for name, value in answer.headers.items()]
+    return "\r\n".join([*head, "\r\n"]).encode() + body

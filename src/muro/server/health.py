@@ -22,6 +22,8 @@ class EngineHealth(msgspec.Struct, kw_only=True):
     percent: float | None = None
     pid: int | None = None
     generation: int = 0
+    steps: int | None = None
+    """Steps ended since it was started."""
     last_step_age: float | None = None
     """Since its last step ended."""
     step_age: float | None = None
@@ -75,6 +77,7 @@ def engine_health(status: EngineStatus, now_ns: int) -> EngineHealth:
     page = status.progress
     if page is not None:
         found.phase, found.percent = page.phase, page.percent
+        found.steps = page.steps_ended
         found.last_step_age = _age(page.step_ended_ns, now_ns)
         found.step_age = _age(page.step_started_ns, now_ns) if page.stepping else None
         found.running, found.waiting = page.running, page.waiting

@@ -32,6 +32,7 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineHealth], float | None]], .
     ("engine_generation", "How often the engine was replaced.", lambda e: e.generation),
     ("engine_last_step_age_seconds", "Since the engine's last step ended.", lambda e: e.last_step_age),
     ("engine_step_age_seconds", "Since the step under way began; 0 between steps.", lambda e: e.step_age or 0),
+    ("engine_steps", "Steps that it has ended since it was started.", lambda e: e.steps),
     ("engine_loading_percent", "How far its present phase is.", lambda e: e.percent),
 )
 
@@ -64,6 +65,15 @@ class OwnCollector(Collector):
                 if (value := find(engine)) is not None:
                     gauge.add_metric((model, str(engine.rank)), value)
             yield gauge
+        gauge = GaugeMetricFamily(
+            "muro:engine_last_report_age_seconds",
+            "Since the engine's last statistics came.",
+            labels=("model_name", "engine"),
+        )
+        for rank, numbers in sorted(service.llm.metrics.engines.items()):
+            if numbers.reported_at is not None:
+                gauge.add_metric((model, str(rank)), max(0.0, now_ns / 1e9 - numbers.reported_at))
+        yield gauge
 
     def _counted(self, name: str, words: str, label: str, counts: dict[str, int]) -> Metric:
         counter = CounterMetricFamily(f"muro:{name}", words, labels=("model_name", label))

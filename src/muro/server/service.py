@@ -13,7 +13,7 @@ from muro.errors import EngineDeadError, MuroError, NotFoundError, OverloadedErr
 from muro.llm.aio import AsyncLLM
 from muro.server.admission import Admission
 from muro.server.connection import Connections
-from muro.server.errors import reply_to
+from muro.server.errors import raw, reply_to
 from muro.server.exchange import BodyBounds
 from muro.server.limits import HttpLimits, connections_for, file_limit
 
@@ -45,6 +45,7 @@ class Service:
         self.limits = limits = limits or HttpLimits()
         self.admission = Admission(limits)
         self.connections = Connections(limits, connections_for(limits.max_connections, file_limit()))
+        self.connections.refusal = self._refusal
         self.outcomes: Counter[str] = Counter({"done": 0, "left": 0})
         """How generating requests ended: answered, their caller gone, or by the code of their error."""
         length = llm.words.max_model_len
@@ -114,6 +115,17 @@ class Service:
     def _check_closing(self) -> None:
         if self._closing:
             raise OverloadedError("the server is shutting down", retry_after=RETRY_AFTER_SECONDS)
+
+    def _refusal(self) -> bytes | None:
+        """The whole answer to one more request, if there is no room for it; see `connection`."""
+        if self._closing or not self.admission.full:
+            return None
+        try:
+            self.admission.check()
+        except OverloadedError as error:
+            self.outcomes[error.code] += 1
+            return raw(reply_to(error))
+        return None
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
