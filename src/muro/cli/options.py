@@ -118,6 +118,14 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
             rich_help_panel=_ENGINE,
         ),
     ] = 60.0
+    on_engine_death: Annotated[
+        Literal["fail", "replay"],
+        typer.Option(
+            help="What becomes of requests that an engine was working on when it died and is started again. replay: "
+            "they go on behind what their callers have got, who see a pause; one that keeps killing engines is given up.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "fail"
     log_level: Annotated[str, typer.Option(help="Of front-end and engine.", rich_help_panel=_ENGINE)] = "WARNING"
     host: Annotated[str, typer.Option(help="Address to serve on.", rich_help_panel=_HTTP)] = "127.0.0.1"
     port: Annotated[

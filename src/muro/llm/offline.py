@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from muro.clients.connect import OnProgress, connect
 from muro.clients.interface import EngineCoreClient
-from muro.config import ConnectConfig
+from muro.config import ConnectConfig, RestartPolicy
 from muro.errors import InvalidRequestError
 from muro.llm import pipeline
+from muro.llm.offline_replay import Batch
 from muro.llm.outputs import CompletionOutput, RequestOutput
 from muro.llm.pipeline import Choice
+from muro.llm.replay import RESTART_WAIT, DeathPolicy, seeded
 from muro.llm.words import Prompt, Words, effective_length, is_list, load_words, make_choice, split_prompt
 from muro.wire.failure import error_from_wire
 from muro.wire.output import EngineCoreOutput, FinishReason
@@ -33,6 +36,9 @@ class LLM:
     Args:
         model: a model directory, or the name of a model that `muro pull` has fetched.
         on_progress: told how the start goes.
+        on_engine_death: "fail": the end of the engine is the end of this object. "replay": another engine is started,
+            and what was running goes on where it was.
+        restart_wait: seconds that a call waits for the new engine.
         choice: further fields of `ModelChoice`, for instance `engine="echo"`.
 
     Raises:
@@ -40,10 +46,20 @@ class LLM:
         StartupError: the engine did not come up.
     """
 
-    def __init__(self, model: str | None = None, *, on_progress: OnProgress | None = None, **choice: Any) -> None:
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        on_engine_death: Literal["fail", "replay"] = "fail",
+        restart_wait: float = RESTART_WAIT,
+        **choice: Any,
+    ) -> None:
         chosen = make_choice(model, choice)
+        self._policy = DeathPolicy(on_engine_death=on_engine_death, restart_wait=restart_wait)
         tokenizer, template = load_words(chosen)
-        client = connect(ConnectConfig(engine=chosen.engine_config()), on_progress=on_progress)
+        config = ConnectConfig(engine=chosen.engine_config(), restart=self._policy.restarts(RestartPolicy()))
+        client = connect(config, on_progress=on_progress)
         try:
             ready = [status.ready.max_model_len for status in client.engines() if status.ready]
             length = effective_length(ready, chosen.max_model_len)
@@ -66,16 +82,16 @@ class LLM:
             sampling_params: for all prompts, or one for each.
 
         Raises:
-            RequestError: a prompt cannot be served; the others are aborted.
-            EngineDeadError: the engine has ended.
+            RequestError: a prompt cannot be served, or has ended engines; the others are aborted.
+            EngineDeadError: the engine has ended, and there is none to go on with.
         """
         listed = _listed(prompts)
         params = _params_for(listed, sampling_params or self._words.default_params())
-        jobs = []
+        jobs, replays = [], self._policy.on_engine_death == "replay"
         for prompt, wanted in zip(listed, params, strict=True):
             pipeline.check_params(wanted)
             text, plain = split_prompt(prompt)
-            jobs.append(_Job(str(next(self._numbers)), text, self._words.encode(plain), wanted, self._words))
+            jobs.append(_Job(str(next(self._numbers)), text, self._words.encode(plain), wanted, self._words, replays))
         self._run(jobs)
         return [job.output() for job in jobs]
 
@@ -107,29 +123,31 @@ class LLM:
     def _run(self, jobs: Sequence[_Job]) -> None:
         """Send everything, take outputs until all have ended. Whatever interrupts it ends what is in flight."""
         waiting: dict[str, _Answer] = {}
+        batch = Batch(self._client, self._policy)
         try:
             for job in jobs:
                 for request, answer in zip(job.requests, job.answers, strict=True):
                     waiting[request.request_id] = answer
-                    self._client.add_request(request)
+                    batch.add(request)
             while waiting:
-                for output in self._client.get_outputs().outputs:
-                    self._take(output, waiting)
+                for output in batch.outputs():
+                    _take(output, waiting, batch)
         except BaseException:
-            self._client.abort(waiting)
+            batch.abort()
             raise
 
-    def _take(self, output: EngineCoreOutput, waiting: dict[str, _Answer]) -> None:
-        answer = waiting.get(output.request_id)
-        if answer is None:  # of an earlier call that was interrupted
-            return
-        if output.finish_reason is not None:
-            del waiting[output.request_id]
-            if output.finish_reason == FinishReason.ERROR:
-                raise error_from_wire(output.error, request_id=output.request_id)
-        answer.texts.append(answer.choice.take([output]).text)
-        if answer.choice.stopped_early and waiting.pop(output.request_id, None) is not None:
-            self._client.abort([output.request_id])
+
+def _take(output: EngineCoreOutput, waiting: dict[str, _Answer], batch: Batch) -> None:
+    answer = waiting.get(output.request_id)
+    if answer is None:  # a stop string has ended it
+        return
+    if output.finish_reason is not None:
+        del waiting[output.request_id]
+        if output.finish_reason == FinishReason.ERROR:
+            raise error_from_wire(output.error, request_id=output.request_id)
+    answer.texts.append(answer.choice.take([output]).text)
+    if answer.choice.stopped_early and waiting.pop(output.request_id, None) is not None:
+        batch.end(output.request_id)
 
 
 class _Answer:
@@ -148,11 +166,15 @@ class _Answer:
 class _Job:
     """One prompt of a call, with its requests and what became of them."""
 
-    def __init__(self, request_id: str, text: str | None, ids: list[int], params: SamplingParams, words: Words) -> None:
+    def __init__(
+        self, request_id: str, text: str | None, ids: list[int], params: SamplingParams, words: Words, replays: bool
+    ) -> None:
         self._request_id = request_id
         self._text = text
         self._ids = ids
         fitted = pipeline.engine_params(params, len(ids), words.tokenizer, words.max_model_len)
+        if replays:
+            fitted = seeded(fitted, secrets.randbits(62))
         self.requests = pipeline.fan_out(request_id, ids, fitted, params.n, external_id=request_id)
         self.answers = [
             _Answer(Choice(index, request.request_id, params, words.tokenizer))
