@@ -64,7 +64,15 @@ def read_new(descriptor: int, seen: int) -> tuple[str, int]:
 
 
 def _old_lap(descriptor: int, start: int) -> bytes:
-    return os.pread(descriptor, CAPACITY - start, start).partition(b"\0")[0]
+    """What is left behind `start` of the lap before, up to its mark; in the first lap nothing is."""
+    pieces = []
+    while piece := os.pread(descriptor, _CHUNK, start):  # all at once it would be megabytes of nothing
+        text, mark, _ = piece.partition(b"\0")
+        pieces.append(text)
+        if mark:
+            break
+        start += len(piece)
+    return b"".join(pieces)
 
 
 class LogRing:

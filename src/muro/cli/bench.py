@@ -18,6 +18,8 @@ HELP = """Measure: the wall itself, any OpenAI-compatible server, the bare model
 Examples:
     muro bench wall
     muro bench serve http://127.0.0.1:8000 --concurrency 16 --max-tokens 64
+    muro bench restart
+
     muro bench executor "$(muro pull demo)"
 """
 
@@ -41,6 +43,16 @@ class ServerLoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     stream: Annotated[bool, typer.Option(help="Streamed answers or whole ones.")] = True
     route: Annotated[Literal["completions", "chat"], typer.Option(help="Which route to call.")] = "completions"
     pid: Annotated[list[int] | None, typer.Option(help="Report CPU and memory of a process; may be repeated.")] = None
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+
+
+class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags of `muro bench restart`."""
+
+    engine: Annotated[str, typer.Option(help="The engine that is killed.")] = "paced"
+    model: Annotated[str | None, typer.Option(help="Its model directory.")] = None
+    kills: Annotated[int, typer.Option(min=1, help="How often.")] = 200
+    streams: Annotated[int, typer.Option(min=1, help="Streams under way at each kill.")] = 64
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
 
@@ -77,6 +89,16 @@ def serve(options: ServerLoadOptions) -> None:
         sys.exit(1)
 
 
+@flags(RestartOptions)
+def restart(options: RestartOptions) -> None:
+    """Kill the engine again and again: how soon is everybody told, and served again?"""
+    from muro.bench import restart as measure
+
+    kills = measure.Kills(options.engine, options.model, options.kills, options.streams)
+    result = measure.run(kills, _progress)
+    print(json.dumps(result) if options.json else measure.text(result))
+
+
 @flags(ExecutorOptions)
 def executor(options: ExecutorOptions) -> None:
     """The model alone, without scheduler, process boundary or server."""
@@ -94,7 +116,7 @@ def executor(options: ExecutorOptions) -> None:
 def make_app() -> typer.Typer:
     """The group of commands."""
     app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
-    for command in (wall, serve, executor):
+    for command in (wall, serve, restart, executor):
         app.command(command.__name__, cls=Command, help=command.__doc__)(command)
     return app
 
