@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from muro.clients.engine import KnownEngine
 from muro.clients.interface import EngineStatus
 from muro.clients.session import Session
+from muro.errors import EngineDeadError
 from muro.ids import EngineRank
 from muro.launch.rank import RankStatus
 
@@ -15,24 +17,36 @@ class Watched(Protocol):
 
     def supervised(self, rank: EngineRank) -> RankStatus | None: ...
 
+    def dying(self) -> dict[EngineRank, EngineDeadError]: ...
+
 
 def engine_statuses(session: Session, watched: Watched) -> list[EngineStatus]:
-    """One status per rank."""
+    """One status per rank. Who has died is dead, though what it sent before may still be read."""
     statuses = []
+    dying = watched.dying()
     for rank, engine in session.engines.items():
         process = watched.supervised(rank)
+        state, error = _state(engine, dying.get(rank))
         statuses.append(
             EngineStatus(
                 rank=rank,
                 generation=engine.generation,
-                state="restarting" if engine.restarting else engine.state.value,
+                state=state,
                 ready=engine.ready,
                 pid=None if process is None else process.pid,
                 progress=None if process is None else process.progress,
                 in_flight=engine.in_flight,
                 restarts=0 if process is None else process.generation,
                 uptime=None if process is None else process.uptime,
-                error="" if engine.error is None else engine.error.message,
+                error=error,
             )
         )
     return statuses
+
+
+def _state(engine: KnownEngine, dying: EngineDeadError | None) -> tuple[str, str]:
+    """The state in a word, and what it died of."""
+    if dying is not None and engine.serving:
+        return "restarting" if dying.restarting else "dead", dying.message
+    error = "" if engine.error is None else engine.error.message
+    return "restarting" if engine.restarting else engine.state.value, error
