@@ -28,6 +28,7 @@ from muro.config import ConnectConfig, EngineConfig
 from muro.errors import ConfigError
 from muro.launch.interpreter import engine_name
 from muro.launch.plan import plan_launch
+from muro.launch.remotes import Entrance, Remotes
 from muro.launch.shutdown import stop
 from muro.launch.startup import Started, StartupProgress, start
 from muro.launch.supervisor import Supervisor
@@ -119,8 +120,7 @@ def make_config(config: ConnectConfig | None, settings: dict[str, Any]) -> Conne
 
 
 def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, cancel: Wakeup | None) -> Started:
-    features = Features(version("muro"), [HEARTBEAT])
-    plan = plan_launch(config, doors.addresses, doors.handshake_address, features, doors.engine_keys)
+    plan = plan_launch(config, doors.addresses, doors.handshake_address, _features(), doors.engine_keys)
     return start(
         plan,
         doors.handshake,
@@ -137,7 +137,24 @@ def _link(config: ConnectConfig, doors: Doors, started: Started) -> Link:
     traffic = Traffic()
     watch = Watching(config.stall_limit, traffic.sent)
     supervisor = Supervisor(started.children, policy=config.restart, replace=replacer, watch=watch)
-    return Link(doors, supervisor, replacer, traffic, _layout(started), config.close_timeout)
+    remotes = _remotes(config, doors, started, supervisor)
+    return Link(doors, supervisor, replacer, traffic, _layout(started), config.close_timeout, remotes)
+
+
+def _remotes(config: ConnectConfig, doors: Doors, started: Started, supervisor: Supervisor) -> Remotes | None:
+    """Who watches the engines that were started elsewhere, if there are any."""
+    ranks = started.responses.keys() - started.children.keys()
+    if not ranks or doors.arrivals is None or doors.greeters is None:
+        return None
+    entrance = None
+    if config.restart.policy != "never":
+        outputs = doors.addresses.outputs
+        entrance = Entrance(doors.handshake, doors.greeters, doors.wall.successors_door, outputs, _features())
+    return Remotes(ranks, doors.arrivals, supervisor.publish, entrance)
+
+
+def _features() -> Features:
+    return Features(version("muro"), [HEARTBEAT])
 
 
 def _session(started: Started, config: ConnectConfig) -> Session:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 
 from muro.config import ConnectConfig, CurveKeys
-from muro.errors import ConfigError
+from muro.errors import ConfigError, InternalError
 from muro.launch.arrivals import Arrivals
 from muro.transport import sockets
 from muro.transport.endpoint import EndpointDirectory, check_clear, ipc_endpoint, tcp_endpoint
@@ -76,6 +76,13 @@ class Wall:
                 monitor.close()
             raise
         return socket, Arrivals(monitors[0], role)
+
+    def successors_door(self) -> tuple[Socket, Arrivals]:
+        """An input socket for one more engine from elsewhere. Raises ConfigError."""
+        socket, arrivals = self.watched_router("input")
+        if arrivals is None:
+            raise InternalError("engines from elsewhere cannot come in where there is no host")
+        return socket, arrivals
 
     def router(self, role: str, port: int = 0, prepare: Callable[[Socket], object] | None = None) -> Socket:
         """A bound ROUTER; its owner closes it. Raises ConfigError."""

@@ -29,6 +29,7 @@ from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
 from muro.ids import EngineRank
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
 from muro.launch.rank import RankStatus
+from muro.launch.remotes import Remotes
 from muro.launch.supervisor import Supervisor
 from muro.transport import sockets
 from muro.transport.sockets import Frame, Socket, send_nowait
@@ -57,6 +58,7 @@ class Link:
         traffic: where it is counted what is sent.
         layout: in which layout the engines write their outputs.
         close_timeout: seconds that the children get between SIGTERM and SIGKILL.
+        remotes: the engines that were started elsewhere; not yet open.
         clock: seconds, monotonic.
     """
 
@@ -68,6 +70,7 @@ class Link:
         traffic: Traffic,
         layout: Layout,
         close_timeout: float,
+        remotes: Remotes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._doors = doors
@@ -78,6 +81,7 @@ class Link:
         """Of successors, by identity; all others came through the first door."""
         self._decoder = OutputDecoder(layout)
         self._close_timeout = close_timeout
+        self._remotes = remotes
         self._clock = clock
         self._events: deque[tuple[float, Event]] = deque()
         self._wake: Callable[[], None] = lambda: None
@@ -99,6 +103,8 @@ class Link:
         self._wake = wake
         self._supervisor.subscribe(self._hear)
         self._supervisor.open()
+        if self._remotes is not None:
+            self._remotes.open()
 
     @property
     def supervisor(self) -> Supervisor:
@@ -142,6 +148,8 @@ class Link:
 
     def notice(self) -> None:
         """An engine has announced its death: find out which one."""
+        if self._remotes is not None and self._remotes.announced():
+            return  # if it was started here, it leaves a record, which is looked for in any case
         if not self._stopped:
             self._supervisor.notice()
 
@@ -185,6 +193,8 @@ class Link:
         """From now on send to the successor."""
         identity = identity_of(event.rank)
         socket = self._replacer.adopt(event.rank, event.generation)
+        if socket is None and self._remotes is not None:
+            socket = self._remotes.adopt(event.rank, event.generation)
         if socket is not None:
             self._traffic.succeeded(event.rank, event.generation)
             old, self._inputs[identity] = self._inputs.get(identity), socket
@@ -202,6 +212,8 @@ class Link:
         with self._closing:
             if not self._stopped:
                 self._stopped = True
+                if self._remotes is not None:
+                    self._remotes.stop()
                 self._supervisor.stop(self._close_timeout if timeout is None else timeout)
 
     def release(self) -> None:
@@ -211,6 +223,8 @@ class Link:
                 for socket in self._inputs.values():
                     sockets.close(socket, 0)
                 self._replacer.close()
+                if self._remotes is not None:
+                    self._remotes.release()
                 self._doors.close()
 
     def abandon(self) -> None:

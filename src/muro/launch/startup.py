@@ -182,6 +182,7 @@ class _Startup:
         """Keep in mind by which connection an engine has come, if nothing else tells of its end."""
         if connections is not None and (rank := rank_of(identity)) not in self._plan.local:
             connections.note(rank, descriptor)
+            self._miss(connections)  # it may have gone already
 
     def _miss(self, connections: Arrivals) -> None:
         """Wait anew for engines whose connection has ended."""

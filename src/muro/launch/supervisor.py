@@ -126,7 +126,7 @@ class Supervisor:
                 self._look_at(one, now)
             if self._name_by is not None and now >= self._name_by:
                 self._name_by = None
-                self._publish(nameless_death())
+                self.publish(nameless_death())
 
     def wait_end(self, rank: EngineRank, timeout: float) -> None:
         """Wait until the child of a rank has ended, because something else says that it is about to; then look."""
@@ -146,7 +146,7 @@ class Supervisor:
             if any(not one.running for one in self._ranks.values() if one not in told):
                 return
             if not self._ranks:
-                self._publish(nameless_death())
+                self.publish(nameless_death())
             elif self._name_by is None:
                 self._name_by = self._clock() + NOTICE_PATIENCE
                 self._wake()
@@ -164,8 +164,8 @@ class Supervisor:
     def lost(self, rank: EngineRank, error: EngineDeadError) -> None:
         """An engine that was started elsewhere is taken for dead; nobody starts a successor here."""
         with self._lock:
-            self._publish(EngineDied(rank, Generation(0), error))
-            self._publish(EngineGivenUp(rank, error))
+            self.publish(EngineDied(rank, Generation(0), error))
+            self.publish(EngineGivenUp(rank, error))
 
     def stop(self, timeout: float) -> None:
         """End all children, and whatever is being started; they get `timeout` seconds together after SIGTERM."""
@@ -260,9 +260,9 @@ class Supervisor:
             log.warning("%s", error.message)
         elif self.restarts:
             log.error("%s", error.message)
-        self._publish(EngineDied(one.rank, generation, error, decision.restart))
+        self.publish(EngineDied(one.rank, generation, error, decision.restart))
         if not decision.restart:
-            self._publish(EngineGivenUp(one.rank, error))
+            self.publish(EngineGivenUp(one.rank, error))
 
     def _begin(self, one: Rank, generation: Generation, now: float) -> None:
         """Start a successor."""
@@ -270,12 +270,12 @@ class Supervisor:
             return
 
         def progressed(progress: StartupProgress) -> None:
-            self._publish(EngineProgress(one.rank, generation, progress.sight.phase, progress.sight.percent))
+            self.publish(EngineProgress(one.rank, generation, progress.sight.phase, progress.sight.percent))
 
         one.attempt = Attempt(self._replace, one.rank, generation, one.child, self._wake, progressed)
         attempts, budget = one.restarts.deaths, self._policy.budget
         log.warning("%s is started again: generation %d, %d of %d", one.child.name, generation, attempts, budget)
-        self._publish(EngineStarted(one.rank, generation, attempts, budget, one.cause))
+        self.publish(EngineStarted(one.rank, generation, attempts, budget, one.cause))
         one.started_at = now
         try:
             one.attempt.begin()
@@ -294,7 +294,7 @@ class Supervisor:
             one.replaced_by(outcome.child, now)
             away = now - one.died_at
             log.warning("%s serves again after %.1f s: generation %d", one.child.name, away, attempt.generation)
-            self._publish(EngineReplaced(one.rank, attempt.generation, outcome.ready, one.child.pid, away))
+            self.publish(EngineReplaced(one.rank, attempt.generation, outcome.ready, one.child.pid, away))
         else:
             self._failed(one, attempt.generation, outcome, now)
 
@@ -322,7 +322,7 @@ class Supervisor:
     def _stalled(self, one: Rank, verdict: Verdict) -> None:
         with self._lock:
             one.stuck = verdict.words
-            self._publish(EngineStalled(one.rank, one.restarts.generation, verdict.words))
+            self.publish(EngineStalled(one.rank, one.restarts.generation, verdict.words))
         stacks = one.child.dump_stack()
         where = f"; its threads stood here:\n{stacks}" if stacks else ""
         log.error("%s is stuck: %s; it is killed%s", one.child.name, verdict.words, where)
@@ -330,7 +330,8 @@ class Supervisor:
         with self._lock:
             one.kill_at = self._clock() + 1.0
 
-    def _publish(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
+        """Tell every listener, unless this was stopped; also for others who know of engines. Any thread."""
         with self._lock:
             if self._stopped:
                 return

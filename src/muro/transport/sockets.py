@@ -36,7 +36,7 @@ HANDSHAKE_LINGER_MS = 5000
 OUTPUT_LINGER_MS = 4000
 """The same for an output PUSH."""
 
-HEARTBEAT_IVL_MS = 1000
+HEARTBEAT_IVL_MS = 500
 """How often a connecting socket of ours asks a peer of ours for a sign of life."""
 HEARTBEAT_TIMEOUT_MS = 3000
 """After how much silence the asking side drops the connection, and the asked one."""
@@ -155,6 +155,11 @@ def bind_router(
     if prepare is not None:
         prepare(socket)
     return _bind(socket, address, guard, patience)
+
+
+def allow_handover(router: Socket, allowed: bool) -> None:
+    """Whether from now on a peer may take over an identity whose old connection lives (its owner's thread)."""
+    router.setsockopt(zmq.ROUTER_HANDOVER, int(allowed))
 
 
 def bind_pull(
