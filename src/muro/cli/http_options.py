@@ -58,6 +58,9 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
             help="Seconds that a reader may take nothing of a full buffer; then its request is aborted.", **_SECONDS
         ),
     ] = 60.0
+    max_unread_tokens: Annotated[
+        int, typer.Option(help="Tokens that a reader may be behind; then its request is aborted.", **_COUNT)
+    ] = 16384
     queue_timeout: Annotated[
         float | None,
         typer.Option(

@@ -52,6 +52,7 @@ class AsyncMPClient:
         self._session = session
         self._link = link
         self._loop = asyncio.get_running_loop()
+        self.max_unread_tokens: int | None = None
         self._reader = AsyncReader(self._loop)
         self._batch_readers: deque[asyncio.Future[None]] = deque()
         self._patient: deque[asyncio.Future[None]] = deque()
@@ -88,8 +89,9 @@ class AsyncMPClient:
     def generate(self, request: EngineCoreRequest) -> AsyncStream:
         """Send a request; returns the stream of its outputs. Raises as `add_request`."""
         self._check_here()
-        feed = Feed()
+        feed = Feed(self.max_unread_tokens)
         attempt, message = self._session.add(request, feed, time.time())
+        feed.on_overrun = weakly(self.reader_gone, attempt)
         self._send_request(attempt, message)
         return AsyncStream(self, attempt, feed, self._loop)
 

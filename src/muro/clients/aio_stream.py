@@ -1,19 +1,24 @@
 """Outputs of one request for one asyncio reader: a deque and at most one future, no asyncio.Queue.
 
-Several outputs that wait are handed out without suspending the reader in between.
+Several outputs that wait are handed out without suspending the reader in between. For a reader who is far behind they
+are merged into one, and from a bound on its request is ended: nothing grows for ever because somebody does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from muro.clients.session import Attempt
-from muro.errors import MuroError, UsageError
+from muro.errors import MuroError, SlowReaderError, UsageError
 from muro.ids import EngineRank, Generation
 from muro.wire.failure import error_from_wire
 from muro.wire.output import EngineCoreOutput, FinishReason
+
+MERGE_FROM = 64
+"""Outputs that wait for a reader before further ones are merged."""
 
 
 class Owner(Protocol):
@@ -23,16 +28,25 @@ class Owner(Protocol):
 
 
 class Feed:
-    """What a session puts the outputs of a request into. Holds nothing of its reader but a future."""
+    """What a session puts the outputs of a request into. Holds nothing of its reader but a future.
 
-    __slots__ = ("error", "outputs", "waiting")
+    Args:
+        most: tokens that may wait, about; None: any number.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_most", "error", "on_overrun", "outputs", "waiting")
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self.on_overrun: Callable[[], object] = lambda: None
+        """Called once, when the reader is too far behind: from then on nothing is taken any more."""
         self.outputs: deque[EngineCoreOutput] = deque()
         self.error: MuroError | None = None
         self.waiting: asyncio.Future[None] | None = None
 
     def put(self, output: EngineCoreOutput) -> None:
+        if len(self.outputs) >= MERGE_FROM and self._pile_up(output):
+            return
         self.outputs.append(output)
         waiting = self.waiting
         if waiting is not None:
@@ -45,6 +59,27 @@ class Feed:
         waiting, self.waiting = self.waiting, None
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
+
+    def _pile_up(self, output: EngineCoreOutput) -> bool:
+        """Take an output for a reader who is far behind; false if it has to be kept as it is."""
+        if self.error is not None:
+            return True
+        last = self.outputs[-1]
+        merged = _plain(last) and _plain(output)
+        if merged:
+            last.new_token_ids.extend(output.new_token_ids)
+        if self._most is not None and max(len(last.new_token_ids), len(self.outputs)) > self._most:
+            self.error = SlowReaderError(
+                f"the reader is more than {self._most} tokens behind", request_id=output.request_id
+            )
+            self.on_overrun()
+            return True
+        return merged
+
+
+def _plain(output: EngineCoreOutput) -> bool:
+    """Whether it holds tokens alone."""
+    return output == EngineCoreOutput(output.request_id, output.new_token_ids)
 
 
 class AsyncStream:

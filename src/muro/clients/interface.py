@@ -167,6 +167,9 @@ class AsyncEngineCoreClient(Protocol):
     `close` may be called from other threads.
     """
 
+    max_unread_tokens: int | None
+    """How far the reader of a stream may be behind before its request ends with SlowReaderError; None: any distance."""
+
     def add_request(self, request: EngineCoreRequest) -> None: ...
 
     def get_outputs(self, timeout: float | None = None) -> Awaitable[OutputBatch]: ...

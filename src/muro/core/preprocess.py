@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from muro.core.request import Request
 from muro.core.sampling import Sampling
 from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
-from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, RepetitionDetection, SamplingParams
+from muro.wire.request import QUEUE_TIMEOUT, RESUMED_TOKENS, EngineCoreRequest, RepetitionDetection, SamplingParams
 
 HONOURED = frozenset(
     {
@@ -106,6 +106,8 @@ def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
         stop_token_ids=frozenset(params.stop_token_ids or ()),
         banned=_banned(params, bounds),
         trace_headers=request.trace_headers,
+        # What continues a request has waited before, and has a reader who sees the rest.
+        queue_timeout=None if num_resumed else _queue_timeout(params),
     )
 
 
@@ -127,7 +129,7 @@ def _check_prompt(prompt: list[int], bounds: Bounds) -> None:
 def _resumed_tokens(params: SamplingParams, prompt_length: int) -> int:
     extra = params.extra_args or {}
     for name, value in extra.items():
-        if name != RESUMED_TOKENS and value is not None:
+        if name not in (RESUMED_TOKENS, QUEUE_TIMEOUT) and value is not None:
             raise UnsupportedOptionError(f"extra_args[{name!r}] is not supported by this engine", param="extra_args")
     count = extra.get(RESUMED_TOKENS) or 0
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < prompt_length:
@@ -137,6 +139,17 @@ def _resumed_tokens(params: SamplingParams, prompt_length: int) -> int:
             param="extra_args",
         )
     return count
+
+
+def _queue_timeout(params: SamplingParams) -> float | None:
+    timeout = (params.extra_args or {}).get(QUEUE_TIMEOUT)
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
+        raise InvalidRequestError(
+            f"extra_args[{QUEUE_TIMEOUT!r}] is {timeout!r}; it must be seconds, not negative", param="extra_args"
+        )
+    return float(timeout)
 
 
 def _max_length(params: SamplingParams, prompt_length: int, num_resumed: int, bounds: Bounds) -> int:

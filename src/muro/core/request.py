@@ -72,6 +72,7 @@ class Request:
         "num_computed_tokens",
         "num_prompt_tokens",
         "output_start",
+        "queue_timeout",
         "reported",
         "request_id",
         "sampling",
@@ -94,6 +95,7 @@ class Request:
         stop_token_ids: frozenset[int] = frozenset(),
         banned: NDArray[np.intp] | None = None,
         trace_headers: dict[str, str] | None = None,
+        queue_timeout: float | None = None,
     ) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
@@ -106,6 +108,7 @@ class Request:
         self.stop_token_ids = stop_token_ids
         self.banned = banned
         self.trace_headers = trace_headers
+        self.queue_timeout = queue_timeout
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.block_table: list[int] = []

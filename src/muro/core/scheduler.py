@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from muro.core.blocks import BlockPool
+from muro.core.patience import Patience
 from muro.core.plan import SchedulerOutput, SequencePlan
 from muro.core.queues import RequestQueues
 from muro.core.request import Ended, Request, RequestStatus
 from muro.core.sampling import NO_TOKEN, Draw, Sampled
-from muro.errors import ConfigError, RequestFailedError
+from muro.errors import ConfigError, DeadlineError, RequestFailedError
 from muro.wire.failure import error_to_wire
 from muro.wire.output import EngineCoreOutput, EventType, FinishReason, Logprobs
 from muro.wire.stats import PrefillStats, SchedulerStats
@@ -59,10 +60,12 @@ class Scheduler:
         self._blocks = blocks
         self._clock = clock
         self._queues = RequestQueues()
+        self._patience = Patience(self._queues)
+        self._expired: list[EngineCoreOutput] = []
         self._steps = 0
 
     def __len__(self) -> int:
-        return len(self._queues)
+        return len(self._queues) + len(self._expired)
 
     def get(self, request_id: str) -> Request | None:
         """The unfinished request with this id."""
@@ -72,8 +75,10 @@ class Scheduler:
         """Take a request over; its id must be new."""
         if self._queues.get(request.request_id) is not None:
             raise RequestFailedError(f"request id {request.request_id} is in use", request_id=request.request_id)
-        request.record(EventType.QUEUED, self._clock())
+        now = self._clock()
+        request.record(EventType.QUEUED, now)
         self._queues.add(request)
+        self._patience.add(request, now)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests, in any state, also between `schedule` and `update`; unknown ids are ignored."""
@@ -82,7 +87,9 @@ class Scheduler:
                 self._finish(request, FinishReason.ABORT)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose what to compute now; empty only if there is no request."""
+        """Choose what to compute now; empty only if there is no request that did not wait too long."""
+        if self._patience:
+            self._expire()
         sequences: list[SequencePlan] = []
         prefills: list[Request] = []
         running = self._queues.running
@@ -103,6 +110,11 @@ class Scheduler:
         while budget and self._admit():
             budget -= self._plan_chunk(next(reversed(running.values())), budget, sequences)
         return SchedulerOutput(sequences, self._config.max_num_batched_tokens - budget)
+
+    def take_expired(self) -> list[EngineCoreOutput]:
+        """The last outputs of requests that waited too long, each once."""
+        expired, self._expired = self._expired, []
+        return expired
 
     def draws(self, plan: SchedulerOutput) -> list[Draw | None]:
         """How to choose the next token, for each sampled sequence of `plan`; None for those aborted meanwhile."""
@@ -151,6 +163,14 @@ class Scheduler:
             step_counter=self._steps,
             kv_cache_usage=self._blocks.usage,
         )
+
+    def _expire(self) -> None:
+        for request in self._patience.over(self._clock()):
+            output = self._output(request, [], None)
+            what = f"the request did not run within {request.queue_timeout:g} s of its arrival here (queue timeout)"
+            output.finish_reason, output.error = FinishReason.ERROR, error_to_wire(DeadlineError(what))
+            self._finish(request, FinishReason.ERROR)
+            self._expired.append(output)
 
     def _make_room(self, request: Request) -> bool:
         """Preempt from the end until `request` can grow; false if it had to go itself."""

@@ -78,13 +78,13 @@ class StepperEngine(Engine):
         scheduler = self._scheduler
         plan = scheduler.schedule()
         if not plan.sequences:
-            return StepResult([], executed=False)
+            return StepResult(scheduler.take_expired(), executed=False)
         result = self._executor.execute(plan)
         scheduler.abort(take_aborts())
         draws = scheduler.draws(plan)
         self._check(result, len(draws))
         outputs = scheduler.update(plan, self._sampler.sample(result.logits, draws))
-        return StepResult(outputs, prompt_tokens=plan.total_tokens - len(draws))
+        return StepResult(scheduler.take_expired() + outputs, prompt_tokens=plan.total_tokens - len(draws))
 
     def has_work(self) -> bool:
         return len(self._scheduler) > 0

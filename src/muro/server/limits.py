@@ -37,6 +37,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long an idle connection stays. Proxies and clients close theirs after 60 to 90 s: theirs must go first."""
     slow_reader_timeout: float = 60.0
     """How long a reader may take nothing of what waits for it."""
+    max_unread_tokens: int = 16384
+    """How far a reader may be behind, beside what its connection holds."""
     queue_timeout: float | None = None
     first_token_timeout: float | None = None
     request_timeout: float | None = None

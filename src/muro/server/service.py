@@ -41,6 +41,7 @@ class Service:
         self, llm: AsyncLLM, names: Sequence[str], limits: HttpLimits | None = None, *, waits: bool = False
     ) -> None:
         self.llm = llm
+        llm.client.max_unread_tokens = (limits or HttpLimits()).max_unread_tokens
         self.names = list(names)
         self.limits = limits = limits or HttpLimits()
         self.admission = Admission(limits)

@@ -16,6 +16,8 @@ from muro.wire.arrays import Tensor
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
+QUEUE_TIMEOUT = "muro_queue_timeout"
+"""Key of `extra_args`: within how many seconds of reaching the engine a request must run; else it ends in error."""
 RESUMED_TOKENS = "muro_resumed_tokens"
 """Key of `SamplingParams.extra_args`: how many tokens at the end of the prompt are output of an earlier attempt.
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from muro.clients.aio_stream import AsyncStream, Feed
+from muro.clients.aio_stream import MERGE_FROM, AsyncStream, Feed
 from muro.clients.engine import KnownEngine
 from muro.clients.session import Attempt
-from muro.errors import EngineDeadError, InvalidRequestError, UsageError
+from muro.errors import EngineDeadError, InvalidRequestError, SlowReaderError, UsageError
 from muro.ids import EngineRank, RequestId, WireId
 from muro.wire.output import EngineCoreOutput, FinishReason, OutputError
 from tests.support.asking import output
@@ -29,8 +29,8 @@ class Owner:
 class Reading:
     """A stream, what fills it, and who is told when its reader is gone."""
 
-    def __init__(self) -> None:
-        self.owner, self.feed = Owner(), Feed()
+    def __init__(self, most: int | None = None) -> None:
+        self.owner, self.feed = Owner(), Feed(most)
         attempt = Attempt(RequestId("a"), WireId("a-1"), KnownEngine(EngineRank(0)), self.feed)
         self.stream = AsyncStream(self.owner, attempt, self.feed, asyncio.get_running_loop())
 
@@ -187,3 +187,42 @@ async def test_two_readers_are_refused() -> None:
         await anext(reading.stream)
     reading.feed.put(output("a", 1, finish=STOP))
     assert len(await task) == 1
+
+
+@in_loop
+async def test_for_a_reader_far_behind_outputs_are_merged_and_none_is_lost() -> None:
+    reading = Reading()
+    for token in range(1000):
+        reading.feed.put(output("a", token))
+    reading.feed.put(output("a", 1000, finish=STOP))
+    assert len(reading.feed.outputs) == MERGE_FROM + 1
+    got = await collect(reading.stream)
+    assert [token for item in got for token in item.new_token_ids] == list(range(1001))
+    assert got[-1].finish_reason == STOP
+
+
+@in_loop
+async def test_a_reader_too_far_behind_loses_its_request_but_not_what_came_before() -> None:
+    reading = Reading(100)
+    overruns: list[int] = []
+    reading.feed.on_overrun = lambda: overruns.append(1)
+    for token in range(1000):
+        reading.feed.put(output("a", token))
+    assert overruns == [1]
+    assert sum(len(item.new_token_ids) for item in reading.feed.outputs) < 200
+    got = []
+    with pytest.raises(SlowReaderError, match="100 tokens behind"):
+        async for item in reading.stream:
+            got += item.new_token_ids
+    assert got == list(range(len(got)))
+    assert len(got) >= 100
+
+
+@in_loop
+async def test_outputs_that_cannot_be_merged_are_bounded_as_well() -> None:
+    reading = Reading(100)
+    for token in range(1000):
+        news = output("a", token)
+        news.num_nans_in_logits = 1
+        reading.feed.put(news)
+    assert len(reading.feed.outputs) <= 101

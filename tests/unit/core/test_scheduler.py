@@ -31,8 +31,9 @@ class Bench:
         self.requests: dict[str, Request] = {}
         self.config = config
 
-    def add(self, request_id: str, prompt: int, output: int = 100) -> Request:
-        request = Request(request_id, [1] * prompt, GREEDY, max_length=prompt + output)
+    def add(self, request_id: str, prompt: int, output: int = 100, queue_timeout: float | None = None) -> Request:
+        length = prompt + output
+        request = Request(request_id, [1] * prompt, GREEDY, max_length=length, queue_timeout=queue_timeout)
         self.requests[request_id] = request
         self.scheduler.add(request)
         return request

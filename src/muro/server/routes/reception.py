@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from muro.errors import InternalError, MuroError
 from muro.llm.pipeline import check_length
 from muro.server.admission import Ticket
@@ -16,6 +18,7 @@ from muro.server.exchange import BodyBounds, Exchange, GoneError
 from muro.server.routes.generation import Form, Job, generate
 from muro.server.schemas.request import GenerationOptions, decode_request, sampling_params
 from muro.server.service import Service
+from muro.wire.request import QUEUE_TIMEOUT
 
 R = TypeVar("R", bound=GenerationOptions)
 
@@ -88,6 +91,9 @@ class GenerationRoute(Generic[R]):
                 deadlines.ask(request.timeouts)
             model = service.check_model(request.model)
             params = sampling_params(request, dialect.most(request), service.llm.words.default_params())
+            if (queue := deadlines.queue) is not None:
+                extra = {**(params.extra_args or {}), QUEUE_TIMEOUT: queue}
+                params = msgspec.structs.replace(params, extra_args=extra)
             size = len(body)
             del body
             prompts = await dialect.prompts(request, size)
