@@ -122,7 +122,7 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
         Literal["fail", "replay"],
         typer.Option(
             help="What becomes of requests that an engine was working on when it died and is started again. replay: "
-            "they go on behind what their callers have got, who see a pause; one that keeps killing engines is given up.",
+            "they go on behind what their callers have got, who see a pause; one that keeps killing engines fails.",
             rich_help_panel=_ENGINE,
         ),
     ] = "fail"

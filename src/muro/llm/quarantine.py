@@ -3,8 +3,8 @@
 Every request that is on its way through an engine when it dies is under suspicion, and most of them are innocent. So:
 
 - Each death is a strike; a new token wipes the strikes off. With two strikes a request is *suspect*.
-- Suspects are tried one at a time, and nobody else is let in meanwhile: those with the fewest trials first, then those
-  with the fewest tokens, since what kills an engine at once has none. A trial ends with a new token.
+- Suspects are tried one at a time, and nobody else is let in meanwhile; those with the fewest tokens first, since what
+  kills an engine at once has none. A trial ends with a new token.
 - A request is convicted only by a death that it was alone in: its second crash alone, or the second strike. If
   somebody else may have sent the signal, it takes `PATIENCE` such deaths in a row without a token.
 
@@ -39,7 +39,6 @@ class Case:
         "number",
         "strikes",
         "tokens",
-        "trials",
         "verdict",
     )
 
@@ -47,7 +46,7 @@ class Case:
         self.number = number
         self.engine: Engine | None = None
         self.deaths: list[Engine] = []
-        self.tokens = self.strikes = self.trials = self.crashes_alone = self.killed_alone = 0
+        self.tokens = self.strikes = self.crashes_alone = self.killed_alone = 0
         self.verdict: RequestFailedError | None = None
 
     @property
@@ -55,9 +54,9 @@ class Case:
         return self.strikes >= SUSPECT
 
     @property
-    def rank(self) -> tuple[int, int, int]:
+    def rank(self) -> tuple[int, int]:
         """Who is tried first: the lowest."""
-        return self.trials, self.tokens, self.number
+        return self.tokens, self.number
 
 
 class Quarantine:
@@ -108,7 +107,7 @@ class Quarantine:
         if self.first != key:
             return False
         self._tried = key
-        self._line.pop(key).trials += 1
+        del self._line[key]
         return True
 
     @property

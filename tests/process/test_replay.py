@@ -1,0 +1,314 @@
+"""Requests that outlive their engine: real engines are killed under streams, calls and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+import muro
+from muro.config import ConnectConfig, EngineConfig, RestartPolicy
+from muro.errors import EngineDeadError, RequestFailedError
+from muro.wire.request import OutputKind
+from tests.support.counts import count
+from tests.support.deadline import until
+from tests.support.server import Server
+
+PATIENT = RestartPolicy(policy="on-failure", backoff_first=0.02, backoff_max=0.02, budget=10_000)
+SIM = {"step_us": 1000, "sequence_us": 0, "prefill_us_per_token": 0, "tokens": "sampled"}
+
+pytestmark = pytest.mark.cases
+
+
+async def start(restart: RestartPolicy = PATIENT, engine: str = "sim", **more: Any) -> muro.AsyncLLM:
+    options = SIM if engine == "sim" else {}
+    connect = ConnectConfig(restart=restart, engine=EngineConfig(log_level="ERROR"))
+    settings = {"on_engine_death": "replay", **more}
+    return await muro.AsyncLLM.start(engine=engine, options=options, connect=connect, **settings)
+
+
+def pid_of(llm: muro.AsyncLLM) -> int | None:
+    status = llm.engines()[0]
+    return status.pid if status.state == "serving" else None
+
+
+async def kill(llm: muro.AsyncLLM, number: int = signal.SIGKILL) -> None:
+    """Kill the engine that serves, as soon as one does."""
+    await llm.client.wait_serving()
+    pid = pid_of(llm)
+    assert pid is not None
+    os.kill(pid, number)
+    async with asyncio.timeout(5):
+        while pid_of(llm) == pid:  # noqa: ASYNC110 - the client hears of it in this loop, from its own reader
+            await asyncio.sleep(0.002)
+
+
+def params_for(number: int) -> muro.SamplingParams:
+    """Half of them greedy, half with a seed, some with stop strings."""
+    return muro.SamplingParams(
+        temperature=0.0 if number % 2 else 1.2,
+        seed=number,
+        max_tokens=150 + 7 * number,
+        ignore_eos=True,
+        stop=["zz", "qx"] if number % 8 == 0 else None,
+        min_tokens=100,
+        output_kind=OutputKind.DELTA,
+    )
+
+
+async def told(llm: muro.AsyncLLM, number: int, prompt: str = "number") -> tuple[str, list[int], str | None]:
+    text, tokens, reason = "", [], None
+    async for output in llm.generate(f"{prompt} {number}", params_for(number)):
+        choice = output.outputs[0]
+        text += choice.text
+        tokens += choice.token_ids
+        reason = choice.finish_reason
+    return text, tokens, reason
+
+
+STREAMS = 32
+
+
+def test_kills_under_streams_lose_and_double_nothing() -> None:
+    async def test() -> None:
+        kills = count(6, 100)
+        chance = random.Random(7)
+        async with await start() as llm:
+            undisturbed = await asyncio.gather(*(told(llm, number) for number in range(STREAMS)))
+            done = 0
+            rounds = 0
+            while done < kills:
+                rounds += 1
+                streams = asyncio.gather(*(told(llm, number) for number in range(STREAMS)))
+                while not streams.done() and done < kills:
+                    await asyncio.sleep(chance.uniform(0, 0.1))
+                    if not streams.done():
+                        await kill(llm)
+                        done += 1
+                assert await streams == undisturbed
+            assert llm.metrics.replayed > kills
+            assert llm.metrics.quarantined == 0
+            assert not len(llm._requests.quarantine)
+            print(f"{done} kills, {rounds} rounds of {STREAMS} streams, {llm.metrics.replayed} attempts made again")
+
+    asyncio.run(test())
+
+
+def test_several_choices_and_kinds_of_output() -> None:
+    async def test() -> None:
+        async with await start() as llm:
+
+            async def last(kind: OutputKind) -> list[tuple[str, list[int]]]:
+                params = muro.SamplingParams(n=3, seed=4, max_tokens=200, ignore_eos=True, output_kind=kind)
+                outputs = [output async for output in llm.generate("abc", params)]
+                return [(choice.text, choice.token_ids) for choice in outputs[-1].outputs]
+
+            kinds = (OutputKind.CUMULATIVE, OutputKind.FINAL_ONLY)
+            undisturbed = [await last(kind) for kind in kinds]
+            calls = asyncio.gather(*map(last, kinds))
+            for _ in range(3):
+                await asyncio.sleep(0.03)
+                await kill(llm)
+            assert await calls == undisturbed
+
+    asyncio.run(test())
+
+
+def test_unseeded_requests_get_all_their_tokens() -> None:
+    async def test() -> None:
+        async with await start() as llm:
+            params = muro.SamplingParams(max_tokens=200, ignore_eos=True)
+
+            async def ask() -> list[int]:
+                async for output in llm.generate("abc", params):
+                    tokens = output.outputs[0].token_ids
+                return tokens
+
+            calls = asyncio.gather(*(ask() for _ in range(4)))
+            await asyncio.sleep(0.05)
+            await kill(llm)
+            lists = await calls
+            assert [len(tokens) for tokens in lists] == [200] * 4
+            assert len(set(map(tuple, lists))) == 4
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("fault", "deaths"), [("step:signal=SIGSEGV", 3), ("step:raise", 3), ("step:signal=SIGKILL", 5)]
+)
+def test_a_poisonous_request_is_given_up_and_its_neighbours_are_served(fault: str, deaths: int) -> None:
+    async def test() -> None:
+        async with await start() as llm:
+            undisturbed = await asyncio.gather(*(told(llm, number) for number in range(8)))
+            neighbours = [asyncio.create_task(told(llm, number)) for number in range(8)]
+            await asyncio.sleep(0.05)
+            poison = muro.SamplingParams(max_tokens=50, extra_args={"fault": fault})
+            with pytest.raises(RequestFailedError, match=rf"{deaths} times .* the last time alone") as raised:
+                async for _ in llm.generate("poison", poison):
+                    pass
+            assert isinstance(raised.value.__cause__, EngineDeadError)
+            assert await asyncio.gather(*neighbours) == undisturbed
+            assert llm.engines()[0].generation == deaths
+            assert await told(llm, 3) == undisturbed[3]
+
+    asyncio.run(test())
+
+
+def test_an_engine_that_cannot_continue_is_told_apart() -> None:
+    """The echo does not know how; what it had not begun it can begin again."""
+
+    async def test() -> None:
+        async with await start(engine="paced") as llm:
+            params = muro.SamplingParams(max_tokens=10_000)
+            stream = aiter(llm.generate("abc", params))
+            await anext(stream)
+            await kill(llm)
+            with pytest.raises(RequestFailedError, match="does not know how to continue"):
+                while True:
+                    await anext(stream)
+            outputs = [output async for output in llm.generate("abc", muro.SamplingParams(max_tokens=3))]
+            assert outputs[-1].outputs[0].text == "abc"
+
+    asyncio.run(test())
+
+
+def test_leaving_while_the_engine_restarts() -> None:
+    async def test() -> None:
+        async with await start(restart=RestartPolicy(policy="always", backoff_first=30, backoff_max=30)) as llm:
+            running = [asyncio.create_task(told(llm, number)) for number in range(4)]
+            await asyncio.sleep(0.05)
+            await kill(llm)
+            new = asyncio.create_task(told(llm, 9))
+            await asyncio.sleep(0.05)
+            for task in (*running[:2], new):
+                task.cancel()
+            assert all(
+                isinstance(end, asyncio.CancelledError)
+                for end in await asyncio.gather(*running[:2], new, return_exceptions=True)
+            )
+            assert llm.abort_all() >= 2
+            assert [end[2] for end in await asyncio.gather(*running[2:])] == ["abort", "abort"]
+            assert not len(llm._requests.quarantine)
+            assert not llm._requests._turns
+
+    asyncio.run(test())
+
+
+def test_patience_has_an_end() -> None:
+    async def test() -> None:
+        slow = RestartPolicy(policy="always", backoff_first=30, backoff_max=30)
+        async with await start(restart=slow, restart_wait=0.2) as llm:
+            running = asyncio.create_task(told(llm, 1))
+            await asyncio.sleep(0.05)
+            await kill(llm)
+            for ending in (running, told(llm, 2)):
+                with pytest.raises(EngineDeadError, match="no engine was there") as raised:
+                    await ending
+                assert raised.value.restarting
+
+    asyncio.run(test())
+
+
+def test_a_crash_loop_ends_what_waits() -> None:
+    async def test() -> None:
+        async with await start(restart=RestartPolicy(policy="always", backoff_first=0.01, budget=1)) as llm:
+            running = asyncio.create_task(told(llm, 1))
+            await asyncio.sleep(0.05)
+            await kill(llm)
+            await kill(llm)
+            with pytest.raises(EngineDeadError) as raised:
+                await running
+            assert not raised.value.restarting
+
+    asyncio.run(test())
+
+
+class Killer:
+    """Kills the engine of an `LLM`, in a thread of its own, so many times at random moments."""
+
+    def __init__(self, llm: muro.LLM, kills: int) -> None:
+        self._llm = llm
+        self._left = kills
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        chance, last = random.Random(3), None
+        while self._left and not self._over.wait(chance.uniform(0, 0.1)):
+            status = self._llm._client.engines()[0]
+            if status.state == "serving" and status.pid not in (None, last):
+                last = status.pid
+                os.kill(last, signal.SIGKILL)
+                self._left -= 1
+
+
+def test_calls_of_llm() -> None:
+    prompts = [f"number {number}" for number in range(16)]
+    params = [params_for(number) for number in range(16)]
+
+    def shown(outputs: list[muro.RequestOutput]) -> list[tuple[str, list[int], str | None]]:
+        choices = [output.outputs[0] for output in outputs]
+        return [(choice.text, choice.token_ids, choice.finish_reason) for choice in choices]
+
+    with muro.LLM(engine="sim", options=SIM, on_engine_death="replay") as llm:
+        undisturbed = shown(llm.generate(prompts, params))
+        with Killer(llm, 3):
+            assert shown(llm.generate(prompts, params)) == undisturbed
+        until(lambda: llm._client.engines()[0].state == "serving", within=20, what="an engine serves")
+        assert shown(llm.generate(prompts, params)) == undisturbed
+
+
+def test_a_poisonous_request_in_a_call_of_llm() -> None:
+    with muro.LLM(engine="sim", options=SIM, on_engine_death="replay") as llm:
+        fine = muro.SamplingParams(max_tokens=5, ignore_eos=True)
+        poison = muro.SamplingParams(max_tokens=5, extra_args={"fault": "step:signal=SIGSEGV"})
+        with pytest.raises(RequestFailedError, match="the last time alone"):
+            llm.generate(["a", "b", "c"], [fine, poison, fine])
+        assert len(llm.generate("a", fine)[0].outputs[0].token_ids) == 5
+
+
+def test_over_http() -> None:
+    with Server(
+        "--engine", "sim", *[f"--engine-option={name}={value}" for name, value in SIM.items()],
+        "--on-engine-death", "replay",
+    ) as server:  # fmt: skip
+        server.ready()
+        body = {"prompt": "abc", "max_tokens": 400, "seed": 5, "ignore_eos": True}
+
+        def usual() -> dict[str, Any]:
+            answer: dict[str, Any] = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).json()
+            return answer
+
+        undisturbed = usual()
+        options = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        killed, text, usage = 0, "", None
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=options, timeout=30) as answer:
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                usage = event.get("usage") or usage
+                text += "".join(choice["text"] for choice in event["choices"])
+                if len(text) > 100 * (killed + 1) and killed < 2:
+                    killed += 1
+                    health = httpx.get(f"{server.url}/health").json()
+                    os.kill(health["engines"][0]["pid"], signal.SIGKILL)
+        assert killed == 2
+        assert text == undisturbed["choices"][0]["text"]
+        assert usage == undisturbed["usage"]
+        assert 'muro:requests_replayed_total{model_name="sim"} 2.0' in httpx.get(f"{server.url}/metrics").text
