@@ -246,6 +246,7 @@ class EngineDeadError(MuroError):
         generation: how often this rank had been restarted.
         restarting: whether a successor is on its way; then the same request may be sent again later.
         retry_after: when that may be, a hint in seconds; None if there will be none.
+        stuck: whether it was killed because it did nothing any more.
     """
 
     code = "engine_dead"
@@ -263,6 +264,7 @@ class EngineDeadError(MuroError):
         log_tail: str = "",
         restarting: bool = False,
         retry_after: float | None = None,
+        stuck: bool = False,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -273,8 +275,7 @@ class EngineDeadError(MuroError):
         self.log_tail = log_tail
         self.restarting = restarting
         self.retry_after = retry_after
-        self.restarting = restarting
-        self.retry_after = retry_after
+        self.stuck = stuck
 
 
 class CrashLoopError(EngineDeadError):

@@ -80,6 +80,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
             log_tail=self.log_tail,
             restarting=decision is not None and decision.restart,
             retry_after=retry_after,
+            stuck=bool(self.stuck),
         )
 
 

@@ -106,4 +106,6 @@ def sent_by_others(death: EngineDeadError) -> bool:
     A crash, an exit, an exception and a verdict of being stuck are the engine's own doing. So may a SIGKILL be, if the
     kernel sent it for want of memory: this cannot be told.
     """
+    if death.stuck:
+        return False
     return death.exit_status in _SENT_BY_OTHERS or (death.exit_status is None and death.pid is None)
