@@ -26,6 +26,7 @@ from muro.wire.output import EngineCoreOutput, FinishReason, UtilityOutput
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import SchedulerStats
 from tests.support.asking import ask, output, outputs
+from tests.support.fake_engine import RESPONSE as READY
 
 STOP = FinishReason.STOP
 ABORT = FinishReason.ABORT
@@ -290,6 +291,40 @@ def test_a_new_generation_serves_and_an_old_death_is_no_news() -> None:
     add(session, "b", sink)
     assert not session.died(EngineRank(0), 0, GONE)
     assert sink.endings == 0
+
+
+def test_in_batches_requests_of_an_engine_that_is_restarted_end_in_a_batch() -> None:
+    session = new_session(2)
+    first, second = add(session, "a", data_parallel_rank=0), add(session, "b", data_parallel_rank=1)
+    session.receive(outputs(output(first.request_id, 7)))
+    session.died(EngineRank(0), 0, EngineDeadError("killed by SIGKILL", rank=0, restarting=True))
+    told, ended = batches(session)
+    assert (told.request_id, told.new_token_ids, told.finish_reason) == ("a", [7], None)
+    assert (ended.request_id, ended.finish_reason) == ("a", FinishReason.ERROR)
+    assert ended.error is not None and (ended.error.code, ended.error.retryable) == ("engine_dead", True)
+    session.receive(outputs(output(second.request_id, 8, finish=STOP), rank=1))
+    assert [item.request_id for item in batches(session)] == ["b"]
+    assert len(session) == 0
+
+
+def test_some_engine_must_serve() -> None:
+    session = new_session(2)
+    session.check_serving()
+    dying = {EngineRank(1): EngineDeadError("killed by SIGSEGV", rank=1)}
+    session.check_serving(dying)
+    session.died(EngineRank(0), 0, EngineDeadError("killed by SIGKILL", rank=0, restarting=True))
+    session.check_serving()
+    with pytest.raises(EngineDeadError, match="SIGSEGV"):
+        session.check_serving(dying)
+    session.died(EngineRank(1), 0, GONE)
+    with pytest.raises(EngineDeadError, match="SIGKILL") as caught:
+        session.check_serving()
+    assert caught.value.restarting
+    session.succeeded(EngineRank(1), Generation(3), READY)
+    session.succeeded(EngineRank(1), Generation(3), READY)  # told twice
+    session.check_serving()
+    assert add(session).request_id.startswith("a-")
+    assert [engine.generation for engine in session.engines.values()] == [0, 3]
 
 
 def test_the_end_is_for_everybody_and_for_ever() -> None:
