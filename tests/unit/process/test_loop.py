@@ -4,80 +4,24 @@ Where a test wants to see the loop fall asleep, its input queue raises instead o
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from queue import Empty
-from typing import Any
 
 import pytest
 
-from muro.config import Limits
-from muro.engine.admission import Admission
-from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, Routed
-from muro.engine.host import EngineHost
-from muro.engine.interface import StepResult, TakeAborts, operation
+from muro.engine.events import Abort, Call, ExecutorFailed, Routed
 from muro.errors import EngineDeadError
-from muro.ids import ClientIndex, EngineRank
-from muro.process.lifecycle import Lifecycle, State, Step
-from muro.process.loop import AHEAD_YIELD, NO_FORWARD_YIELD, BusyLoop
-from muro.process.policy import Independent
-from muro.process.queues import AHEAD, InputQueue, OutputQueue
-from muro.testing.clock import ManualClock
-from muro.testing.harness import generate_request
+from muro.ids import ClientIndex
+from muro.process.lifecycle import State
+from muro.process.loop import AHEAD_YIELD, NO_FORWARD_YIELD
+from muro.process.queues import AHEAD
 from muro.transport.page import ProgressPage
 from muro.wire.failure import SHUTTING_DOWN
 from muro.wire.output import FinishReason
 from muro.wire.stats import SchedulerStats
 from tests.support.deadline import until
-from tests.support.scripted import Scripted
+from tests.support.looping import Rig
 
 C0 = ClientIndex(0)
 ABORT, LENGTH = FinishReason.ABORT, FinishReason.LENGTH
-
-
-class Asleep(BaseException):
-    """The loop would block until somebody puts an event."""
-
-
-class Inbox(InputQueue):
-    """Notes how it is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[str] = []
-        self.may_block = False
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Event:
-        self.reads.append("blocking" if timeout is None else f"up to {timeout} s")
-        if timeout is None and self.empty() and not self.may_block:
-            raise Asleep
-        return super().get(block, timeout)
-
-
-class Engine(Scripted):
-    """Calls `during(n)` inside its n-th forward; `stalled` steps do none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.during: Callable[[int], None] = lambda step: None
-        self.steps = 0
-        self.stalled = 0
-        self.batches: list[int] = []
-        self.why: str | None = None
-        self.prompt_tokens = 0
-
-    def phase(self) -> str | None:
-        return self.why
-
-    def step(self, take_aborts: TakeAborts) -> StepResult:
-        self.steps += 1
-        self.during(self.steps)
-        if self.stalled:
-            self.stalled -= 1
-            return StepResult([], executed=False)
-        self.batches.append(len(self.held))
-        result = super().step(take_aborts)
-        result.prompt_tokens = self.prompt_tokens
-        return result
 
 
 class Recorder:
@@ -89,85 +33,6 @@ class Recorder:
     def after_step(self, executed: bool, has_work: bool) -> list[Routed]:
         self.seen.append((executed, has_work))
         return []
-
-
-class Rig:
-    """A loop and everything around it."""
-
-    def __init__(
-        self, page: ProgressPage, *, drain: float = 0.0, policy: Any = None, engine: Engine | None = None
-    ) -> None:
-        self.engine = engine or Engine()
-        self.page = page
-        self.inbox = Inbox()
-        self.outbox: OutputQueue = OutputQueue()
-        self.clock = ManualClock()
-        self.lifecycle = Lifecycle()
-        self.lifecycle.fire(Step.READY)
-        self.stop = False
-        self.admission = Admission(Limits())
-        self.host = EngineHost(
-            self.engine,
-            rank=EngineRank(0),
-            name="engine",
-            admission=self.admission,
-            clock=self.clock,
-            post_late=lambda routed: self.outbox.put([routed]),
-        )
-        self.loop = BusyLoop(
-            self.host,
-            self.inbox,
-            self.outbox,
-            page,
-            policy or Independent(),
-            self.lifecycle,
-            stop_requested=lambda: self.stop,
-            drain=drain,
-            clock=self.clock,
-        )
-
-    def add(self, request_id: str, max_tokens: int = 3) -> None:
-        self.admission.admit(0)
-        self.inbox.put(Add(C0, C0, request_id, 0, generate_request(request_id, max_tokens=max_tokens)))
-
-    def ask_to_stop(self) -> None:
-        self.stop = True
-        self.inbox.wake()
-
-    def run_until_asleep(self) -> None:
-        with pytest.raises(Asleep):
-            self.loop.run()
-
-    def sent(self) -> list[Routed]:
-        """Everything posted so far, and not looked at before."""
-        found: list[Routed] = []
-        while True:
-            try:
-                item = self.outbox.get_nowait()
-            except Empty:
-                return found
-            assert isinstance(item, list)
-            found += item
-
-    def finishes(self) -> dict[str, list[FinishReason]]:
-        ends: dict[str, list[FinishReason]] = {}
-        for routed in self.sent():
-            for output in routed.message.outputs:
-                if output.finish_reason is not None:
-                    ends.setdefault(output.request_id, []).append(output.finish_reason)
-        return ends
-
-
-@pytest.fixture
-def page() -> Iterator[ProgressPage]:
-    page = ProgressPage.create()
-    yield page
-    page.close()
-
-
-@pytest.fixture
-def rig(page: ProgressPage) -> Rig:
-    return Rig(page)
 
 
 # Taking input
@@ -268,94 +133,6 @@ def test_the_policy_hears_of_every_step(page: ProgressPage) -> None:
     rig.engine.stalled = 1
     rig.run_until_asleep()
     assert policy.seen == [(False, True), (True, True), (True, False)]
-
-
-def test_the_page_shows_steps_and_tokens(rig: Rig) -> None:
-    rig.add("a", max_tokens=2)
-    rig.add("b", max_tokens=3)
-    rig.engine.during = lambda step: seen.append((rig.page.read().stepping, rig.page.read().running))
-    seen: list[tuple[bool, int]] = []
-    rig.run_until_asleep()
-    progress = rig.page.read()
-    assert seen == [(True, 0), (True, 2), (True, 1)]
-    assert (progress.steps_started, progress.steps_ended, progress.tokens_out, progress.running) == (3, 3, 5, 0)
-
-
-def test_the_page_names_what_is_handled_before_it_is_handled(rig: Rig) -> None:
-    seen: list[tuple[str, int]] = []
-
-    class Watched(Engine):
-        def add_request(self, request_id: str, request: Any) -> None:
-            self.look()
-            super().add_request(request_id, request)
-
-        @operation
-        def look(self) -> None:
-            progress = rig.page.read()
-            seen.append((progress.activity, progress.events_taken))
-
-    rig = Rig(rig.page, engine=Watched())
-    rig.add("a", max_tokens=1)
-    rig.inbox.put(Call(C0, 1, "look", []))
-    rig.inbox.wake()
-    rig.run_until_asleep()
-    assert seen == [("a new request", 1), ("call look", 2)]
-    progress = rig.page.read()
-    assert progress.idle and progress.events_taken == 2, "a wake-up is nobody's input"
-
-
-def test_the_page_shows_why_nothing_comes_out(rig: Rig) -> None:
-    rig.page.set_phase("serving")
-    reasons = {2: "grammar", 3: "grammar"}
-    seen: list[str] = []
-
-    def during(step: int) -> None:
-        seen.append(rig.page.read().phase)
-        rig.engine.stalled = 1 if step in reasons else 0
-        rig.engine.why = reasons.get(step)
-
-    rig.engine.during = during
-    rig.add("a", max_tokens=3)
-    rig.run_until_asleep()
-    assert seen == ["serving", "serving", "grammar", "grammar", "serving"]
-    assert rig.page.read().phase == "serving"
-
-
-def test_the_page_shows_a_pause_and_its_end(rig: Rig) -> None:
-    rig.page.set_phase("serving")
-    rig.add("a", max_tokens=3)
-    rig.engine.during = lambda step: (
-        rig.inbox.put(Call(C0, 1, "pause_scheduler", ["keep", False])) if step == 1 else None
-    )
-    rig.run_until_asleep()
-    paused = rig.page.read()
-    assert (paused.phase, paused.idle, paused.running, paused.waiting) == ("paused", True, 1, 0)
-    rig.add("b", max_tokens=1)
-    rig.run_until_asleep()
-    assert rig.page.read().waiting == 1
-    phases: list[str] = []
-    rig.engine.during = lambda step: phases.append(rig.page.read().phase)
-    rig.inbox.put(Call(C0, 2, "resume_scheduler", []))
-    rig.run_until_asleep()
-    assert phases == ["serving"] * 2
-    assert rig.finishes() == {"a": [LENGTH], "b": [LENGTH]}
-    ended = rig.page.read()
-    assert (ended.phase, ended.running, ended.waiting) == ("serving", 0, 0)
-
-
-def test_the_page_shows_what_counts_as_progress(rig: Rig) -> None:
-    rig.add("a", max_tokens=2)
-    rig.engine.prompt_tokens = 7
-    rig.run_until_asleep()
-    progress = rig.page.read()
-    assert (progress.tokens_out, progress.yielded) == (2, 2 + 2 * 7 + 1), "tokens, prompt tokens, an end"
-
-
-def test_the_page_forgets_requests_that_were_aborted_while_nothing_was_stepped(rig: Rig) -> None:
-    rig.add("a", max_tokens=9)
-    rig.engine.during = lambda step: rig.inbox.put(Abort(C0, ["a"]))
-    rig.run_until_asleep()
-    assert rig.page.read().running == 0
 
 
 def test_an_executor_that_failed_ends_the_loop(rig: Rig) -> None:
