@@ -121,11 +121,6 @@ class BoundedConnection(HttpToolsProtocol):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        # From here on the connection is idle, which has a bound of its own.
-        self._head_came()
-
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._reader_timer is None:

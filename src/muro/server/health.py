@@ -22,6 +22,9 @@ class EngineHealth(msgspec.Struct, kw_only=True):
     percent: float | None = None
     pid: int | None = None
     generation: int = 0
+    uptime: float | None = None
+    """Since it is ready."""
+    restarts: int = 0
     steps: int | None = None
     """Steps ended since it was started."""
     last_step_age: float | None = None
@@ -71,6 +74,8 @@ def engine_health(status: EngineStatus, now_ns: int) -> EngineHealth:
         state=status.state,
         pid=status.pid,
         generation=status.generation,
+        uptime=status.uptime,
+        restarts=status.restarts,
         in_flight=status.in_flight,
         error=status.error or None,
     )

@@ -32,6 +32,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineHealth], float | None]], ...] = (
     ("engine_up", "Whether the engine serves.", lambda e: e.state == "serving"),
     ("engine_generation", "How often the engine was replaced.", lambda e: e.generation),
+    ("engine_uptime_seconds", "Since the engine is ready.", lambda e: e.uptime),
     ("engine_last_step_age_seconds", "Since the engine's last step ended.", lambda e: e.last_step_age),
     ("engine_step_age_seconds", "Since the step under way began; 0 between steps.", lambda e: e.step_age or 0),
     ("engine_steps", "Steps that it has ended since it was started.", lambda e: e.steps),
@@ -67,6 +68,12 @@ class OwnCollector(Collector):
                 if (value := find(engine)) is not None:
                     gauge.add_metric((model, str(engine.rank)), value)
             yield gauge
+        restarts = CounterMetricFamily(
+            "muro:engine_restarts", "Successors started on its rank.", labels=("model_name", "engine")
+        )
+        for engine in engines:
+            restarts.add_metric((model, str(engine.rank)), engine.restarts)
+        yield restarts
         gauge = GaugeMetricFamily(
             "muro:engine_last_report_age_seconds",
             "Since the engine's last statistics came.",
