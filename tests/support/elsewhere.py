@@ -1,6 +1,7 @@
 """Engines and front-ends that are started apart from each other, as on two machines."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -26,15 +27,20 @@ sys.exit(run_headless(msgspec.json.decode(sys.stdin.buffer.read(), type=EngineCo
 """
 
 _FRONT_END = """
-import sys
-from muro import connect
+import json, sys
+from muro import EngineDeadError, connect
 from tests.support.asking import FOREVER, ask
 where = dict(host=sys.argv[1], handshake_port=int(sys.argv[2]), num_engines=1, num_local_engines=0, startup_timeout=30)
-with connect(**where) as client:
+with connect(**where, **json.loads(sys.argv[3])) as client:
     streams = [client.generate(ask(f"s{n}", FOREVER, [n + 1])) for n in range(3)]
     for stream in streams:
         next(stream)
     print("serving", flush=True)
+    if sys.argv[4] == "until lost":
+        try:
+            list(streams[0])
+        except EngineDeadError as error:
+            print(error.message, flush=True)
     sys.stdin.readline()
     print(client.call("num_live"), flush=True)
 """
@@ -73,10 +79,16 @@ def engine_elsewhere(
 
 
 @contextlib.contextmanager
-def front_end_elsewhere(host: str, port: int, *, prefix: tuple[str, ...] = ()) -> Iterator["subprocess.Popen[str]"]:
-    """A front-end with three streams that never end; says "serving" when they run, and at a line of input ends."""
+def front_end_elsewhere(
+    host: str, port: int, *, prefix: tuple[str, ...] = (), until_lost: bool = False, **settings: Any
+) -> Iterator["subprocess.Popen[str]"]:
+    """A front-end with three streams that never end; says "serving" when they run, and at a line of input ends.
+
+    With `until_lost` it says meanwhile how a stream has failed.
+    """
+    mode = "until lost" if until_lost else ""
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-c", _FRONT_END, host, str(port)],
+        [*prefix, sys.executable, "-c", _FRONT_END, host, str(port), json.dumps(settings), mode],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.PIPE,
