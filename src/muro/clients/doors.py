@@ -101,6 +101,11 @@ class Wall:
         address = self._address(role, 0)
         return sockets.bind_pull(address, max_bytes=max_bytes, receive_limit=_OUTPUTS_WAITING, guard=self._guard)
 
+    def forget(self, *roles: str) -> None:
+        """Let nobody else dial the sockets of these roles; who is connected stays so."""
+        if self._host is None:
+            self._directory.forget(roles)
+
     def engine_keys(self) -> CurveKeys | None:
         """New keys for the engines that are started here, which are let in as long as this is open."""
         if self._gate is None:

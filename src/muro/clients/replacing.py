@@ -50,6 +50,8 @@ class Replacer:
     ) -> Replacement:
         """Start the next generation of a rank. Raises StartupError, ConfigError; nothing is left then."""
         with contextlib.ExitStack() as undo:
+            # Whoever is connected needs the files no more; without this each death would leave two behind.
+            undo.callback(self._wall.forget, f"hello-{rank}-{generation}", f"input-{rank}-{generation}")
             handshake = self._wall.router(f"hello-{rank}-{generation}")
             undo.callback(sockets.close, handshake, 0)
             with contextlib.ExitStack() as failed:

@@ -19,7 +19,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import zmq
@@ -184,6 +184,12 @@ class EndpointDirectory:
             _remove(path)
         if lock >= 0:
             os.close(lock)
+
+    def forget(self, roles: Iterable[str]) -> None:
+        """Remove the files of sockets: nobody can dial them any more, and who is connected stays so."""
+        for role in roles if self._path else ():
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._path, role))
 
     def __enter__(self) -> EndpointDirectory:
         return self.open()
