@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import statistics
@@ -25,7 +26,7 @@ from muro.wire.output import FinishReason
 from tests.support.asking import FOREVER, ask
 from tests.support.counts import FULL, count
 from tests.support.deadline import process_ended, until, until_async
-from tests.support.harm import kill
+from tests.support.harm import HARMS, kill
 
 MOODY = "tests.support.moody:MoodyEngine"
 PATIENT = RestartPolicy(policy="on-failure", backoff_first=0.02, budget=10_000)
@@ -139,6 +140,27 @@ def test_fc01_kills_under_threads() -> None:
                 thread.join(10)
             client.wait_serving(30)
     tally.check("64 threads")
+
+
+@pytest.mark.parametrize("name", HARMS)
+def test_fc04_fc06_whatever_it_died_of(name: str) -> None:
+    """Streams and calls are told the cause; a successor serves, unless the engine has left by itself."""
+    harm = HARMS[name]
+    with connect(settings()) as client:
+        streams = [client.generate(ask(f"r{number}", FOREVER)) for number in range(4)]
+        for stream in streams:
+            next(stream)
+        with contextlib.suppress(EngineDeadError):
+            kill(client.engines()[0].pid) if not harm.fault else client.call("inject", harm.fault)
+            client.call("num_live")  # some faults need something to do
+        for stream in streams:
+            with pytest.raises(EngineDeadError) as caught:
+                list(stream)
+            assert harm.told in str(caught.value) and caught.value.restarting == (name != "exit 0")
+        with pytest.raises(EngineDeadError) if name == "exit 0" else contextlib.nullcontext():
+            client.wait_serving(20)
+            assert list(client.generate(ask("r0")))
+            assert client.engines()[0].generation == 1
 
 
 def test_new_requests_are_refused_meanwhile_and_say_when_to_come_again() -> None:
