@@ -1,12 +1,18 @@
-"""The command `muro`: which commands there are, and how errors end them."""
+"""The command `muro`: which commands there are, and how errors end them.
+
+What takes time to import is imported in functions, after the stop signals were taken over.
+"""
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from muro.errors import ConfigError, EngineDeadError, MissingExtraError, MuroError, StartupError
-from muro.wire.failure import ExitCode
+from muro.cli.first import split_if_first
+from muro.cli.stopping import stopping
+
+if TYPE_CHECKING:
+    from muro.errors import MuroError
 
 HELP = """An inference engine in a process of its own, and an OpenAI-compatible server in front of it.
 
@@ -20,6 +26,11 @@ First steps:
 
 def main() -> None:
     """Entry point of the command line."""
+    if sys.argv[1:2] == ["serve"]:  # before anything is imported that takes its time
+        split_if_first()
+        stopping.take()
+    from muro.errors import MuroError
+
     try:
         _run()
     except MuroError as error:
@@ -32,6 +43,9 @@ def main() -> None:
 
 def exit_code(error: MuroError) -> int:
     """With what a command ends that failed so."""
+    from muro.errors import ConfigError, EngineDeadError, StartupError
+    from muro.wire.failure import ExitCode
+
     if isinstance(error, ConfigError):
         return ExitCode.CONFIG
     if isinstance(error, StartupError):
@@ -42,6 +56,8 @@ def exit_code(error: MuroError) -> int:
 
 def _tell_version(asked: bool) -> None:
     if asked:
+        from importlib.metadata import version
+
         print(version("muro"))
         sys.exit(0)
 
@@ -50,6 +66,8 @@ def _run() -> None:
     try:
         import typer
     except ModuleNotFoundError:
+        from muro.errors import MissingExtraError
+
         raise MissingExtraError("the command line", "cli") from None
     from muro.cli import bench, keys, pull, serve
     from muro.cli.help import Command

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags, restart_policy
+from muro.cli.stopping import stopping
 from muro.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         port=options.port,
         served_names=tuple(options.served_model_name or ()),
         shutdown_timeout=options.shutdown_timeout,
-        deaths=DeathPolicy(restart_wait=options.restart_wait),
+        deaths=DeathPolicy(on_engine_death=options.on_engine_death, restart_wait=options.restart_wait),
         limits=_limits(options),
         api_key_file=options.api_key_file,
         tls_certfile=options.ssl_certfile,
@@ -101,6 +102,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     )
     raise_file_limit()
     listener = bind(config.host, config.port)
+    stopping.begin()
     with StartupShow() as show:
 
         def on_serving(url: str, service: Service) -> None:
@@ -108,7 +110,20 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
             _announce(url, service)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(serve(listener, choice, connect, config, on_progress=show, on_serving=on_serving))
+            code = runner.run(
+                serve(
+                    listener,
+                    choice,
+                    connect,
+                    config,
+                    on_progress=show,
+                    on_serving=on_serving,
+                    take_signals=stopping.tell,
+                )
+            )
+    stopping.end()
+    if stopping.forced_by:
+        return 128 + stopping.forced_by
     if code == 0:
         print("stopped")
     return code

@@ -326,6 +326,15 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def kill_all() -> None:
+    """End all children of this process, whatever it is doing; may be called in a signal handler.
+
+    It cuts their life-lines. For a program that ends: what is started meanwhile is not killed.
+    """
+    for descriptor in list(_lifelines):
+        _close_lifeline(descriptor)
+
+
 def _kill_unheld(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
@@ -355,8 +364,9 @@ def _lifeline(lent: contextlib.ExitStack, kept: contextlib.ExitStack) -> tuple[i
 
 
 def _close_lifeline(descriptor: int) -> None:
-    _lifelines.discard(descriptor)
-    os.close(descriptor)
+    if descriptor in _lifelines:
+        _lifelines.discard(descriptor)
+        os.close(descriptor)
 
 
 def _avoid_standard_descriptors(stack: contextlib.ExitStack) -> None:

@@ -4,8 +4,8 @@ Rules:
 
 - The port is bound before the engine starts, so that a taken one is told at once; it listens when the engine serves.
 - The first SIGTERM or SIGINT asks for an orderly stop: new requests get 503, those under way have `shutdown_timeout`
-  seconds (0: none) before they end with "abort". The second one ends that patience. Further ones change nothing:
-  what is left to do is bounded.
+  seconds (0: none) before they end with "abort". The second one ends that patience. Further ones change nothing
+  here: what is left to do is bounded. (The command line takes the fifth for force.)
 - While a dead engine is started again the server stays up: new requests wait for it (`DeathPolicy.restart_wait`), or
   get 503 with Retry-After. When it is not started again, everything is answered with 503 for a moment, so that
   callers learn why; then the server ends with ExitCode.ENGINE_FAILED, or CRASH_LOOP if the restart budget is
@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import logging
@@ -28,7 +29,7 @@ import msgspec
 
 from muro.clients.connect import OnProgress
 from muro.config import ConnectConfig
-from muro.errors import ConfigError, CrashLoopError, EngineDeadError
+from muro.errors import ConfigError, CrashLoopError, EngineDeadError, StartupError
 from muro.llm.aio import AsyncLLM
 from muro.llm.replay import DeathPolicy
 from muro.llm.words import ModelChoice
@@ -42,6 +43,10 @@ from muro.wire.failure import ExitCode
 log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ASKED = (0, *(-number for number in STOP_SIGNALS))
+"""Exit statuses of an engine that was asked to stop by somebody else."""
+_SIGNAL_GRACE = 0.5
+"""Seconds by which a signal to us may be later than the same one to the engine."""
 _LOOK_EVERY = 0.2
 """Seconds between looks at the engine's state; it is memory, and looking costs a microsecond."""
 
@@ -115,6 +120,11 @@ class StopRequests:
         if self.count < times:
             await event.wait()
 
+    def ask_soon(self) -> None:
+        """Ask for a stop, from any thread or signal handler; too late is no error."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.ask)
+
     def take_signals(self) -> None:
         """Let the stop signals ask, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
@@ -131,6 +141,7 @@ async def serve(
     on_progress: OnProgress | None = None,
     on_serving: Callable[[str, Service], None] = lambda url, service: None,
     stops: StopRequests | None = None,
+    take_signals: Callable[[Callable[[], None]], None] | None = None,
 ) -> ExitCode:
     """Serve a model until somebody asks to stop, or its engine dies.
 
@@ -142,13 +153,17 @@ async def serve(
         on_progress: told how the engine's start goes; called in another thread.
         on_serving: called with the address once requests are served.
         stops: to ask for a stop from inside the loop.
+        take_signals: given what is to be called for each stop signal, by somebody who handles them already.
 
     Raises:
         ConfigError: a setting is wrong.
         StartupError: the engine did not come up.
     """
     stops = stops or StopRequests()
-    stops.take_signals()
+    if take_signals is None:
+        stops.take_signals()
+    else:
+        take_signals(stops.ask_soon)
     with listener:
         keys = ApiKeys() if config.api_key_file is None else read_api_keys(config.api_key_file)
         tls = tls_context(config.tls_certfile, config.tls_keyfile)
@@ -165,7 +180,7 @@ async def serve(
                 gc.freeze()
                 on_serving(url_of(listener, secure=tls is not None), service)
                 await _until_over(service, stops, config)
-            return _exit_code(llm)
+            return _exit_code(llm, asked=stops.count > 0)
         finally:
             gc.unfreeze()
             await llm.aclose()
@@ -186,7 +201,7 @@ async def _start(
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            return starting.result()
+            return None if await _stopped_with_all(starting, stopping) else starting.result()
         starting.cancel()
         await asyncio.wait({starting})
         if not starting.cancelled() and starting.exception() is None:
@@ -194,6 +209,15 @@ async def _start(
         return None
     finally:
         stopping.cancel()
+
+
+async def _stopped_with_all(starting: asyncio.Future[AsyncLLM], stopping: asyncio.Future[None]) -> bool:
+    """Whether a start has failed because somebody asked the whole tree to stop at once, and the engine was faster."""
+    error = starting.exception()
+    if not isinstance(error, StartupError) or error.exit_status not in _ASKED:
+        return False
+    await asyncio.wait({stopping}, timeout=_SIGNAL_GRACE)
+    return stopping.done()
 
 
 async def _until_over(service: Service, stops: StopRequests, config: ServerConfig) -> None:
@@ -232,12 +256,13 @@ def _dead(llm: AsyncLLM) -> bool:
     return _exit_code(llm) is not ExitCode.STOPPED
 
 
-def _exit_code(llm: AsyncLLM) -> ExitCode:
-    """With what to end now."""
+def _exit_code(llm: AsyncLLM, *, asked: bool = False) -> ExitCode:
+    """With what to end now; an engine that was asked to stop together with us has not failed."""
     try:
         llm.check_health()
     except CrashLoopError:
         return ExitCode.CRASH_LOOP
     except EngineDeadError as error:
-        return ExitCode.STOPPED if error.restarting else ExitCode.ENGINE_FAILED
+        stopped = error.restarting or (asked and error.exit_status in _ASKED)
+        return ExitCode.STOPPED if stopped else ExitCode.ENGINE_FAILED
     return ExitCode.STOPPED
