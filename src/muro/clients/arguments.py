@@ -1,26 +1,34 @@
 """What callers give to a client: is it of the right kind? Each check says what the right kind is.
 
-Type annotations say the same, but in a notebook nobody reads them. Ranges are not looked at here.
+Type annotations say the same, but in a notebook nobody reads them.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-from muro.errors import InvalidRequestError, UsageError
+from muro.errors import InvalidRequestError, UnsupportedOptionError, UsageError
 from muro.wire.ops import Op
 from muro.wire.request import EngineCoreRequest
 
+MAX_REQUEST_ID = 1024
+"""Characters that a caller's request id may have."""
+
 
 def check_request(request: Any) -> None:
-    """Raises InvalidRequestError unless it is a request with a text as its id."""
+    """Raises InvalidRequestError unless it is a request, with an id, of a kind that is offered."""
     if not isinstance(request, EngineCoreRequest):
         what = f"a request is a muro.EngineCoreRequest, not {type(request).__name__}; for texts there is muro.LLM"
         raise InvalidRequestError(what)
-    if not isinstance(request.request_id, str):
-        raise InvalidRequestError(f"a request id is a text, not {request.request_id!r}", param="request_id")
+    request_id: Any = request.request_id
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_REQUEST_ID:
+        what = f"a request id is a text of 1 to {MAX_REQUEST_ID} characters, not {reprlib.repr(request_id)}"
+        raise InvalidRequestError(what, param="request_id")
+    if request.resumable:
+        raise UnsupportedOptionError("resumable requests are not offered", request_id=request_id, param="resumable")
 
 
 def check_op(op: Any) -> None:

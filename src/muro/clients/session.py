@@ -34,7 +34,6 @@ from muro.errors import (
     InvalidRequestError,
     LocalProtocolError,
     MuroError,
-    UnsupportedOptionError,
     UsageError,
 )
 from muro.ids import ClientIndex, EngineRank, Generation, RequestId, WireId
@@ -50,9 +49,6 @@ log = logging.getLogger(__name__)
 
 _FIRST_CLIENT = ClientIndex(0)
 _LARGEST = Limits().max_message_bytes
-
-MAX_REQUEST_ID = 1024
-"""Characters that a caller's request id may have."""
 
 Message = list[Frame]
 """Frames for the input socket, the engine's identity first."""
@@ -166,7 +162,10 @@ class Session:
         self.check()
         check_request(request)
         self.read_in_batches(sink is None)
-        request_id = self._checked_id(request)
+        request_id = RequestId(request.request_id)
+        if request_id in self._by_caller:
+            what = f"request id {request_id!r} is already in flight on this client"
+            raise InvalidRequestError(what, request_id=request_id, param="request_id")
         engine = self._engine_for(request)
         self._attempts += 1
         wire_id = WireId(f"{request_id}-{self._nonce}{self._attempts:x}")
@@ -368,20 +367,6 @@ class Session:
         if size > self._largest:
             raise LocalProtocolError(f"it has {size} bytes; the limit is {self._largest} (max_message_bytes)")
         return frames
-
-    def _checked_id(self, request: EngineCoreRequest) -> RequestId:
-        request_id = request.request_id
-        if not 0 < len(request_id) <= MAX_REQUEST_ID:
-            raise InvalidRequestError(f"a request id is a text of 1 to {MAX_REQUEST_ID} characters", param="request_id")
-        if request_id in self._by_caller:
-            raise InvalidRequestError(
-                f"request id {request_id!r} is already in flight on this client",
-                request_id=request_id,
-                param="request_id",
-            )
-        if request.resumable:
-            raise UnsupportedOptionError("resumable requests are not offered", request_id=request_id, param="resumable")
-        return RequestId(request_id)
 
     def _engine_for(self, request: EngineCoreRequest) -> KnownEngine:
         """The engine that the request asks for, else the next serving one."""

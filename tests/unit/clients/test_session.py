@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muro.clients.arguments import MAX_REQUEST_ID
 from muro.clients.engine import KnownEngine
-from muro.clients.session import MAX_REQUEST_ID, Message, Session, Unreadable
+from muro.clients.session import Message, Session, Unreadable
 from muro.errors import (
     ClientClosedError,
     EngineDeadError,
