@@ -102,6 +102,7 @@ PROGRAM = """
 import sys, threading
 from muro import connect
 from tests.support.asking import ask, FOREVER
+from tests.support.deadline import until
 
 client = connect(engine="faulty", options={"step_ms": 5}, stall_limit=float(sys.argv[1]))
 stream = client.generate(ask("a", FOREVER))
@@ -111,7 +112,9 @@ for _ in range(int(sys.argv[2])):
     next(stream)
 stream.close()
 client.call("inject", "step:sleep=" + sys.argv[3])
+before = client.engines()[0].progress.steps_started
 stream = client.generate(ask("b", 3))
+until(lambda: client.engines()[0].progress.steps_started > before)
 print("steps", flush=True)
 print(len(list(stream)), "tokens", flush=True)
 client.close()

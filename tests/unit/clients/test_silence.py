@@ -7,11 +7,12 @@ from muro.clients.engine import KnownEngine
 from muro.clients.session import Session
 from muro.clients.silence import TICK, SilentEngines
 from muro.errors import EngineDeadError
-from muro.ids import EngineRank
+from muro.ids import EngineRank, Generation
 from muro.testing.clock import ManualClock
 from muro.wire.control import UtilityRequest
 from muro.wire.output import FinishReason, UtilityOutput
 from tests.support.asking import ask, output, outputs
+from tests.support.fake_engine import RESPONSE as READY
 
 HERE, THERE = EngineRank(0), EngineRank(1)
 LIMIT = 10.0
@@ -76,7 +77,19 @@ def test_who_owes_something_and_says_nothing_is_lost_at_the_limit(what: str) -> 
     ((rank, error),) = rig.lost
     assert rank == THERE and error.rank == THERE
     assert "engine 1 (started elsewhere) is taken for dead: nothing was heard of it for 10 s" in error.message
-    assert not rig.silent, "and watched no longer"
+
+
+def test_a_successor_has_the_whole_limit_again() -> None:
+    rig = Rig()
+    rig.ask(THERE)
+    rig.listen(5 * LIMIT)
+    rig.session.died(THERE, 0, EngineDeadError("silent", rank=THERE, restarting=True))
+    rig.lost.clear()
+    rig.listen(5 * LIMIT)
+    assert not rig.lost, "the dead owe nothing"
+    rig.session.succeeded(THERE, Generation(1), READY)
+    rig.ask(THERE, "b")
+    assert LIMIT <= rig.listen(5 * LIMIT) <= LIMIT + 1 + 2 * TICK
 
 
 def test_while_nothing_is_owed_nobody_is_woken() -> None:
