@@ -90,13 +90,16 @@ class Link:
         self._stopped = False
         self.silent: SilentEngines | None = None
         """Engines that are judged by what is heard of them."""
+        self._reported: dict[int, float | None] = {}
+        """When the last statistics of each engine came."""
         self.dropped_messages = 0
 
     def listen_for(self, session: Session, stall_limit: float | None) -> None:
-        """Judge the engines that were started elsewhere by what is heard of them."""
+        """Note when engines are heard, and judge those that were started elsewhere by that."""
+        self._reported = dict.fromkeys(session.engines)
         elsewhere = [rank for rank in session.engines if self._supervisor.status(rank) is None]
         if elsewhere and stall_limit:
-            self.silent = SilentEngines(session, elsewhere, stall_limit, self._supervisor.lost)
+            self.silent = SilentEngines(session, elsewhere, stall_limit, self._lost)
 
     def open(self, wake: Callable[[], None]) -> None:
         """Begin to supervise; `wake` is called in any thread when there are events. Raises StartupError."""
@@ -136,8 +139,11 @@ class Link:
         """
         try:
             message = self._decoder.decode(frames)
-            if self.silent is not None and isinstance(message, EngineCoreOutputs):
-                self.silent.heard(message.engine_index)
+            if isinstance(message, EngineCoreOutputs):
+                if message.scheduler_stats is not None and message.engine_index in self._reported:
+                    self._reported[message.engine_index] = self._clock()
+                if self.silent is not None:
+                    self.silent.heard(message.engine_index)
             return message
         except RemoteProtocolError as error:
             self.dropped_messages += 1
@@ -205,6 +211,11 @@ class Link:
         """How the process of an engine is; None for one that was started elsewhere."""
         return self._supervisor.status(rank)
 
+    def last_report_age(self, rank: EngineRank) -> float | None:
+        """Seconds since the last statistics of an engine came; None if none have come."""
+        reported = self._reported.get(rank)
+        return None if reported is None else self._clock() - reported
+
     def stop(self, timeout: float | None = None) -> None:
         """End the children; a second call waits for the first."""
         if os.getpid() != self._owner:
@@ -230,6 +241,13 @@ class Link:
     def abandon(self) -> None:
         """Stop the children of a client that nobody closed: it was collected, or the interpreter ends."""
         self.stop(min(self._close_timeout, ABANDONED_TIMEOUT))
+
+    def _lost(self, rank: EngineRank, error: EngineDeadError) -> None:
+        """An engine that was started elsewhere is taken for dead."""
+        if self._remotes is not None:
+            self._remotes.take_for_dead(rank, error)
+        else:
+            self._supervisor.lost(rank, error)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, EngineDied | EngineReplaced | EngineGivenUp):

@@ -40,6 +40,7 @@ class SilentEngines:
     ) -> None:
         self._session = session
         self._lost = lost
+        self._limit = limit
         self._clock = clock
         self._watched = {rank: Silence(limit) for rank in ranks} if limit else {}
         self._heard = dict.fromkeys(self._watched, 0)
@@ -71,7 +72,7 @@ class SilentEngines:
         for rank, silence in list(self._watched.items()):
             verdict = silence.look(self._heard[rank], self._owed(rank), seconds)
             if verdict is not None:
-                del self._watched[rank]
+                self._watched[rank] = Silence(self._limit)  # for its successor
                 words = f"engine {rank} (started elsewhere) is taken for dead: {verdict.words} (setting: stall_limit)"
                 self._lost(rank, EngineDeadError(words, rank=rank))
 

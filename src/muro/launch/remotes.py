@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -98,6 +99,7 @@ class Remotes:
         self._successors: dict[EngineRank, _Joining] = {}
         """Those that serve."""
         self._waiting: dict[tuple[EngineRank, Generation], Socket] = {}
+        self._verdicts: deque[tuple[EngineRank, EngineDeadError]] = deque()
         self._announced = False
         self._refused = 0
         self._lock = threading.Lock()
@@ -120,6 +122,11 @@ class Remotes:
         """An engine has announced its death, nobody knows which; whether the end of its connection will tell."""
         self._announced = True
         return self._entrance is not None
+
+    def take_for_dead(self, rank: EngineRank, error: EngineDeadError) -> None:
+        """This engine does nothing any more, says somebody who knows; any thread."""
+        self._verdicts.append((rank, error))
+        self._wakeup.set()
 
     def adopt(self, rank: EngineRank, generation: Generation) -> Socket | None:
         """The input socket of a successor that is ready; the caller's from now on."""
@@ -144,7 +151,7 @@ class Remotes:
             successor.arrivals.close()
 
     def _run(self) -> None:
-        self._pump.add(self._wakeup.fileno(), lambda: None)
+        self._pump.add(self._wakeup.fileno(), self._woken)
         self._pump.add(self._arrivals.socket, partial(self._miss, self._arrivals))
         if self._entrance is not None:
             self._pump.add(self._entrance.handshake, partial(self._greet, self._entrance))
@@ -160,15 +167,21 @@ class Remotes:
             for joining in self._joining.values():
                 joining.close()
 
+    def _woken(self) -> None:
+        self._wakeup.clear()
+        while self._verdicts:
+            self._lose(*self._verdicts.popleft())
+
     def _miss(self, arrivals: Arrivals) -> None:
         for rank in arrivals.lost():
+            successor = self._successors.get(rank)
             if rank in self._joining and arrivals is self._joining[rank].arrivals:
                 self._drop(rank)
-            else:
-                self._lose(rank)
+            elif arrivals is (self._arrivals if successor is None else successor.arrivals):
+                self._lose(rank)  # and not one that was taken for dead, whose connection ends when another one serves
 
-    def _lose(self, rank: EngineRank) -> None:
-        """The engine that serves a rank has gone."""
+    def _lose(self, rank: EngineRank, error: EngineDeadError | None = None) -> None:
+        """The engine that serves a rank has gone, by the end of its connection or for the reason given."""
         one = self._ranks.get(rank)
         entrance = self._entrance
         if one is None or not one.lost(self._clock(), awaited=entrance is not None):
@@ -176,16 +189,19 @@ class Remotes:
         if (successor := self._successors.pop(rank, None)) is not None:
             self._pump.remove(successor.arrivals.socket)
             successor.arrivals.close()
-        how = "it announced that it failed, and " if self._announced else ""
-        self._announced = False
-        text = f"engine {rank} (started elsewhere) is lost: {how}its connection has ended"
-        error = EngineDeadError(text, rank=rank, generation=one.generation)
+        if error is None:
+            how = "it announced that it failed, and " if self._announced else ""
+            self._announced = False
+            error = EngineDeadError(
+                f"engine {rank} (started elsewhere) is lost: {how}its connection has ended", rank=rank
+            )
+        error.generation = one.generation
         if entrance is None:
-            log.error("%s", text)
+            log.error("%s", error.message)
             self._publish(EngineDied(rank, one.generation, error))
             self._publish(EngineGivenUp(rank, error))
             return
-        log.warning("%s; a successor is waited for at %s", text, bound_address(entrance.handshake))
+        log.warning("%s; a successor is waited for at %s", error.message, bound_address(entrance.handshake))
         error.restarting, error.retry_after = True, RETRY_AFTER
         self._publish(EngineDied(rank, one.generation, error, restarting=True))
         allow_handover(entrance.handshake, True)
