@@ -39,6 +39,8 @@ class Rank:
         self.ended = False
         """Whether the child is no more, and was reaped."""
         self.kill_at: float | None = None
+        self.unannounced = False
+        """Whether its last death may still be announced."""
         self.stuck = ""
         self.cause = ""
         self.start_took = 1.0

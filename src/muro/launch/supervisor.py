@@ -138,13 +138,15 @@ class Supervisor:
     def notice(self) -> None:
         """An engine has announced its death.
 
-        The announcement names nobody: an engine that was started here has left a failure record before it.
+        The announcement names nobody: an engine that was started here has left a failure record before it. Often its
+        death is known already, and its successor may even serve.
         """
         with self._lock:
-            told = [one for one in self._ranks.values() if not one.running]
             self.look()
-            if any(not one.running for one in self._ranks.values() if one not in told):
-                return
+            for one in self._ranks.values():
+                if one.unannounced:
+                    one.unannounced = False
+                    return
             if not self._ranks:
                 self.publish(nameless_death())
             elif self._name_by is None:
@@ -248,6 +250,7 @@ class Supervisor:
         if not one.ended:
             one.kill_at = now + ENDING_TIMEOUT
         one.died_at = now
+        one.unannounced = self._name_by is None
         self._name_by = None
         generation = one.restarts.generation
         decision = one.restarts.died(death.status, now)

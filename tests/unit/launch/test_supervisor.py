@@ -192,6 +192,21 @@ def test_a_notice_is_traced_to_whoever_left_a_record() -> None:
     assert watched.look(NOTICE_PATIENCE) == []
 
 
+@pytest.mark.parametrize("successor_serves", [False, True])
+def test_a_notice_that_comes_late_is_no_news(successor_serves: bool) -> None:
+    child = ScriptedChild()
+    watched = Watched(child, policy=POLICY, replace=Starts(ScriptedChild()))
+    child.status = 10
+    assert isinstance(watched.look()[0], EngineDied)
+    if successor_serves:
+        watched.clock.advance(1.0)
+        watched.look_until(EngineReplaced)
+    seen = len(watched.events)
+    watched.supervisor.notice()
+    watched.look(NOTICE_PATIENCE)
+    assert not [event for event in watched.events[seen:] if isinstance(event, EngineDied | EngineGivenUp)]
+
+
 def test_a_notice_that_nobody_explains_is_told_without_a_name() -> None:
     watched = Watched(ScriptedChild())
     watched.supervisor.notice()
