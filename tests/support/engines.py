@@ -44,6 +44,17 @@ class WithWorker(FaultyEngine):
         self._worker.wait()
 
 
+class WithFamily(FaultyEngine):
+    """Has one worker in its group, one in a session of its own, and an orphan in another one."""
+
+    def __init__(self, options: FaultyOptions, report: Report) -> None:
+        sleeper = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
+        self._workers = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)]
+        again = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+        subprocess.run([sys.executable, "-S", "-c", again, *sleeper], check=True)
+        super().__init__(options, report)
+
+
 class Checksummed(EchoEngine):
     """Adds to each token a body of 1 KiB to 1 MiB and small tensors behind it, with their checksums."""
 
