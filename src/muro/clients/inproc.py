@@ -161,6 +161,10 @@ class LocalEngine:
     def adopt(self, event: EngineReplaced) -> None:
         """Nothing: it is not replaced."""
 
+    def last_report_age(self, rank: EngineRank) -> float | None:
+        """Not noted: the engine is turned by whoever asks."""
+        return None
+
     def supervised(self, rank: EngineRank) -> RankStatus | None:
         """Nothing: there is no other process."""
         return None

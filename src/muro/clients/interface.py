@@ -69,6 +69,10 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How often a successor was started on this rank, whether it came to serve or not."""
     uptime: float | None = None
     """Seconds since it is ready, as far as its process is known here."""
+    last_step_age: float | None = None
+    """Seconds since its last step ended; None if there was none, or without a page."""
+    last_report_age: float | None = None
+    """Seconds since its last statistics came; None if none have come."""
     error: str = ""
     """Why it is dead."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from muro.clients.engine import KnownEngine
@@ -16,6 +17,8 @@ class Watched(Protocol):
     """Who knows the engines' processes; see `link.Link`."""
 
     def supervised(self, rank: EngineRank) -> RankStatus | None: ...
+
+    def last_report_age(self, rank: EngineRank) -> float | None: ...
 
     def dying(self) -> dict[EngineRank, EngineDeadError]: ...
 
@@ -38,6 +41,8 @@ def engine_statuses(session: Session, watched: Watched) -> list[EngineStatus]:
                 in_flight=engine.in_flight,
                 restarts=0 if process is None else process.generation,
                 uptime=None if process is None else process.uptime,
+                last_step_age=None if process is None else _age(process.progress.step_ended_ns),
+                last_report_age=watched.last_report_age(rank),
                 error=error,
             )
         )
@@ -50,3 +55,8 @@ def _state(engine: KnownEngine, dying: EngineDeadError | None) -> tuple[str, str
         return "restarting" if dying.restarting else "dead", dying.message
     error = "" if engine.error is None else engine.error.message
     return "restarting" if engine.restarting else engine.state.value, error
+
+
+def _age(since_ns: int) -> float | None:
+    """Seconds since a moment of CLOCK_MONOTONIC; None for never."""
+    return (time.monotonic_ns() - since_ns) / 1e9 if since_ns else None

@@ -21,6 +21,9 @@ class Processes:
     def supervised(self, rank: EngineRank) -> RankStatus | None:
         return None
 
+    def last_report_age(self, rank: EngineRank) -> float | None:
+        return 1.5
+
     def dying(self) -> dict[EngineRank, EngineDeadError]:
         return dict.fromkeys([RANK], *self._errors) if self._errors else {}
 
@@ -33,6 +36,7 @@ def test_who_has_died_is_not_serving_before_the_session_hears_of_it_either(resta
     error = EngineDeadError("killed by SIGKILL", rank=0, restarting=restarting)
     (serving,) = engine_statuses(session, Processes())
     assert (serving.state, serving.error) == ("serving", "")
+    assert (serving.last_step_age, serving.last_report_age) == (None, 1.5)
     (dying,) = engine_statuses(session, Processes(error))
     assert (dying.state, dying.error) == (state, "killed by SIGKILL")
     session.died(RANK, 0, error)
