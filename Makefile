@@ -18,7 +18,7 @@ FUZZ := $(VENV)/.installed-fuzz
 # Real foreign peers and the long fault runs have targets of their own.
 SUITE := tests --ignore=tests/interop --ignore=tests/chaos
 
-.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz smoke-interop clean
+.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz chaos soak smoke-interop clean
 
 help:
 	@echo "make serve          serve the demo model on http://$(HOST):$(PORT)   (MODEL= HOST= PORT= ARGS=)"
@@ -30,6 +30,8 @@ help:
 	@echo "make bench          measure the wall                                 (ARGS=)"
 	@echo "make cases          the failure cases at full counts"
 	@echo "make fuzz           bytes for every decoder, walks through the state machines (ARGS=\"--seconds 600\")"
+	@echo "make chaos          a server under random faults, every request accounted for (ARGS=\"--seconds 300 --seed 7\")"
+	@echo "make soak           the same for an hour; nothing may grow"
 	@echo "make smoke-interop  real foreign peers (downloads them)"
 	@echo "make clean          remove caches and build products; $(VENV) stays"
 
@@ -70,6 +72,12 @@ cases: $(TEST)
 
 fuzz: $(FUZZ)
 	@$(BIN)/python -m fuzz $(ARGS)
+
+chaos: $(TEST)
+	@$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(TEST)
+	@$(BIN)/python -m tests.chaos --seconds 3600 --growth $(ARGS)
 
 smoke-interop: $(TEST)
 	@$(BIN)/pytest tests/interop $(ARGS)

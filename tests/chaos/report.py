@@ -1,0 +1,63 @@
+"""What a run has shown, as values and as a table. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from tests.chaos.faults import LEFT_OUT
+from tests.chaos.world import Growing
+
+ALLOWED = {"rss_mib": 24.0, "fds": 8, "threads": 2, "shm": 1, "sockets": 2, "processes": 0}
+"""By how much a server may be larger at the second quiet moment than at the first."""
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """One run."""
+
+    requests: int = 0
+    outcomes: Counter[str] = msgspec.field(default_factory=Counter)
+    faults: Counter[str] = msgspec.field(default_factory=Counter)
+    left_out: dict[str, str] = msgspec.field(default_factory=lambda: dict(LEFT_OUT))
+    deaths: int = 0
+    recoveries: dict[str, list[float]] = {}
+    """By fault: seconds from it to the next generation that serves."""
+    violations: list[str] = []
+    before: Growing | None = None
+    after: Growing | None = None
+    exit_code: int | None = None
+    log: str = ""
+
+    def growth_problems(self) -> list[str]:
+        """What has grown by more than is allowed, in words."""
+        if self.before is None or self.after is None:
+            return ["no two quiet moments to compare"]
+        grown = {name: getattr(self.after, name) - getattr(self.before, name) for name in ALLOWED}
+        return [
+            f"{name} grew by {by:.6g}, from {getattr(self.before, name):.6g}; {ALLOWED[name]:g} is allowed"
+            for name, by in grown.items()
+            if by > ALLOWED[name]
+        ]
+
+
+def summary(result: Result) -> str:
+    """A run in a few lines."""
+    lines = [f"{'requests':28} {result.requests}"]
+    lines += [f"  {name:26} {count}" for name, count in sorted(result.outcomes.items())]
+    lines.append(f"{'faults':28} {result.faults.total()}")
+    for name, count in sorted(result.faults.items()):
+        times = sorted(result.recoveries.get(name, ()))
+        shown = (
+            f"serving again after {times[len(times) // 2]:.2f} s (median), {times[-1]:.2f} s (most)" if times else ""
+        )
+        lines.append(f"  {name:26} {count:<5} {shown}".rstrip())
+    lines += [f"  {name:26} left out: {why}" for name, why in result.left_out.items()]
+    lines.append(f"{'deaths':28} {result.deaths}")
+    if result.before is not None and result.after is not None:
+        lines.append(f"{'the server':28} {'quiet, early':>14} {'quiet, at the end':>18}")
+        for name in result.before.__struct_fields__:
+            lines.append(f"  {name:26} {getattr(result.before, name):14.6g} {getattr(result.after, name):18.6g}")
+    lines.append(f"{'exit code of the server':28} {result.exit_code}")
+    lines.append(f"{'violations':28} {len(result.violations)}")
+    return "\n".join(lines)

@@ -1,0 +1,231 @@
+"""One run: load that never pauses, one fault after the other, an account of everything.
+
+Two tasks: `_offer` sends requests at random moments, `_harm` commits faults and waits each time until all is well
+again. Early and at the end the load pauses until the server is idle, and its size is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from tests.chaos import load, requests
+from tests.chaos.faults import OUTSIDE, FaultKind, Scene
+from tests.chaos.oracle import Asked, Ledger, Oracle, Window
+from tests.chaos.report import Result
+from tests.chaos.world import STALL_LIMIT, Growing, Health, World, now
+
+PATIENCE = 30.0
+"""Seconds that any request, and any recovery, may take."""
+SETTLE_EVERY = 5.0
+MARGIN = 0.3
+"""Seconds around a fault in which its effects may still be met."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to do."""
+
+    seconds: float
+    rate: float
+    seed: int
+    replay: bool
+    only: tuple[str, ...] = ()
+    engine: str = "sim"
+
+
+class NotWellError(Exception):
+    """The server did not come back."""
+
+
+class Run:
+    """The state of one run; `run` below drives it."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.world = world
+        self.plan = plan
+        self.result = Result()
+        self.ledger = Ledger(Oracle(replay=plan.replay, patience=PATIENCE))
+        self.windows: list[Window] = []
+        self._began = now()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flow = asyncio.Event()
+        self._flow.set()
+        self._number = 0
+
+    def clock(self) -> float:
+        """Seconds since the beginning."""
+        return now() - self._began
+
+    def start(self, asked: Asked) -> asyncio.Task[None]:
+        """Send a request."""
+        number = self.ledger.send(asked)
+
+        async def follow() -> None:
+            world = self.world
+            seen = await load.ask(world.host, world.port, asked, self.clock, PATIENCE + 10)
+            self.ledger.receive(number, seen)
+
+        task = asyncio.create_task(follow())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def number(self) -> int:
+        """The next one."""
+        self._number += 1
+        return self._number
+
+    async def offer(self) -> None:
+        """Ordinary requests, for ever."""
+        choose = random.Random(f"{self.plan.seed} requests")
+        due = self.clock()
+        while True:
+            await self._flow.wait()
+            due = max(due + choose.expovariate(self.plan.rate), self.clock() - 1.0)
+            await asyncio.sleep(max(0.0, due - self.clock()))
+            self.start(requests.draw(choose, self.number()))
+
+    async def settle(self) -> None:
+        """Judge what has ended, now and then, so that a long run keeps no more than it must."""
+        while True:
+            await asyncio.sleep(SETTLE_EVERY)
+            self.judge()
+
+    def judge(self) -> None:
+        """Take the verdicts in."""
+        if self._harming:
+            return  # how long the present fault lasts is not known yet
+        outcomes, violations = self.ledger.settle(self.windows)
+        self.result.outcomes += outcomes
+        self.result.violations += violations
+        self.windows = [w for w in self.windows if w.ended > self.clock() - 2 * PATIENCE]
+
+    _harming = False
+
+    async def harm(self) -> None:
+        """One fault after the other until the time is over. Raises NotWellError."""
+        choose = random.Random(f"{self.plan.seed} faults")
+        names = self._names()
+        warm = max(2.0, self.plan.seconds * 0.1)
+        while (time := self.clock()) < self.plan.seconds:
+            await asyncio.sleep(choose.uniform(0.2, 2.5))
+            if self.result.before is None and time > warm:
+                self.result.before = await self.quiet()
+            await self.commit(choose.choice(names), choose)
+
+    def _names(self) -> list[str]:
+        names = [*OUTSIDE, *(requests.POISONS if self.plan.engine == "sim" else ())]
+        for name, kind in OUTSIDE.items():
+            if why := kind.needs(self.world):
+                self.result.left_out[name] = why
+                names.remove(name)
+        if unknown := set(self.plan.only) - set(names):
+            raise SystemExit(f"there is no fault {', '.join(sorted(unknown))} here; there are: {', '.join(names)}")
+        return list(self.plan.only) or names
+
+    async def commit(self, name: str, choose: random.Random) -> None:
+        """Commit a fault and wait until all is well."""
+        before = (await self.well()).engine
+        lethal = OUTSIDE[name].lethal if name in OUTSIDE else requests.POISONS[name][1]
+        self._harming, began = True, self.clock()
+        if name in OUTSIDE:
+            await OUTSIDE[name].commit(Scene(self.world, before.pid or 0, choose))
+        else:
+            await self.start(requests.poison(choose, self.number(), name))
+        after = (await self.well(before.generation + 1 if lethal else 0)).engine
+        ended = self.clock()
+        self.windows.append(Window(name, began - MARGIN, ended + MARGIN, lethal))
+        self._harming = False
+        self.result.faults[name] += 1
+        self.result.deaths += after.generation - before.generation
+        if lethal:
+            self.result.recoveries.setdefault(name, []).append(ended - began)
+        elif after.generation != before.generation:
+            self.result.violations.append(f"{name} at {began:.2f} s, which kills nobody, cost the engine its life")
+
+    async def well(self, generation: int = 0) -> Health:
+        """Return when the server is ready, with this generation or a later one. Raises NotWellError."""
+        end = self.clock() + PATIENCE
+        health = None
+        while self.clock() < end:
+            health = await self.health()
+            if health and health.status == "ok" and health.engine.generation >= generation:
+                return health
+            if self.world.process.poll() is not None:
+                raise NotWellError(f"the server has ended with code {self.world.process.poll()}")
+            await asyncio.sleep(0.02)
+        raise NotWellError(f"not well within {PATIENCE} s, generation {generation} is waited for: {health}")
+
+    async def health(self) -> Health | None:
+        """What `/health` says; None if it does not answer."""
+        try:
+            async with asyncio.timeout(STALL_LIMIT * 2):
+                reader, writer = await asyncio.open_connection(self.world.host, self.world.port)
+                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                body = (await reader.read()).partition(b"\r\n\r\n")[2]
+                writer.close()
+                return msgspec.json.decode(body, type=Health)
+        except (OSError, TimeoutError, msgspec.MsgspecError):
+            return None
+
+    async def quiet(self) -> Growing:
+        """Hold the load, wait until nothing is under way, and take the server's size."""
+        self._flow.clear()
+        end = self.clock() + PATIENCE + 10
+        while self._tasks and self.clock() < end:
+            await asyncio.wait(self._tasks, timeout=1.0)
+        health = await self.well()
+        while (health.engine.in_flight or health.queue.get("requests")) and self.clock() < end:
+            await asyncio.sleep(0.05)
+            health = await self.well()
+        if health.engine.in_flight or health.queue.get("requests"):
+            self.result.violations.append(f"nobody waits any more, and the server still works: {health}")
+        await asyncio.sleep(0.5)
+        size = self.world.grown()
+        self._flow.set()
+        return size
+
+
+async def run(world: World, plan: Plan) -> Result:
+    """Do it all, and stop the server in the end."""
+    state = Run(world, plan)
+    result = state.result
+    around = [asyncio.create_task(job) for job in _jobs(state)]
+    try:
+        await state.harm()
+        for task in around:
+            task.cancel()
+        result.after = await state.quiet()
+    except NotWellError as error:
+        result.violations.append(str(error))
+    for task in around:
+        task.cancel()
+    await asyncio.gather(*around, return_exceptions=True)
+    state._harming = False
+    result.violations += state.ledger.stuck()
+    state.judge()
+    result.requests = state.ledger.sent
+    result.log = world.said()
+    await asyncio.to_thread(_stop, world, result)
+    return result
+
+
+def _jobs(state: Run) -> list[Coroutine[Any, Any, None]]:
+    return [state.offer(), state.settle()]
+
+
+def _stop(world: World, result: Result) -> None:
+    if world.process.poll() is None:
+        result.exit_code = world.stop()
+    else:
+        result.exit_code = world.process.poll()
+    if result.exit_code != 0:
+        result.violations.append(f"the server ended with code {result.exit_code}")
+    result.violations += [f"left behind: {what}" for what in world.left_behind()]
+
+
+__all__ = ["FaultKind", "Plan", "Run", "run"]
