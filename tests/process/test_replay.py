@@ -27,9 +27,9 @@ SIM = {"step_us": 1000, "sequence_us": 0, "prefill_us_per_token": 0, "tokens": "
 pytestmark = pytest.mark.cases
 
 
-async def start(restart: RestartPolicy = PATIENT, engine: str = "sim", **more: Any) -> muro.AsyncLLM:
+async def start(restart: RestartPolicy = PATIENT, engine: str = "sim", engines: int = 1, **more: Any) -> muro.AsyncLLM:
     options = SIM if engine == "sim" else {}
-    connect = ConnectConfig(restart=restart, engine=EngineConfig(log_level="ERROR"))
+    connect = ConnectConfig(restart=restart, num_engines=engines, engine=EngineConfig(log_level="ERROR"))
     settings = {"on_engine_death": "replay", **more}
     return await muro.AsyncLLM.start(engine=engine, options=options, connect=connect, **settings)
 
@@ -76,6 +76,7 @@ async def told(llm: muro.AsyncLLM, number: int, prompt: str = "number") -> tuple
 STREAMS = 32
 
 
+@pytest.mark.timeout(900)
 def test_kills_under_streams_lose_and_double_nothing() -> None:
     async def test() -> None:
         kills = count(6, 100)
@@ -97,6 +98,21 @@ def test_kills_under_streams_lose_and_double_nothing() -> None:
             assert llm.metrics.quarantined == 0
             assert not len(llm._requests.quarantine)
             print(f"{done} kills, {rounds} rounds of {STREAMS} streams, {llm.metrics.replayed} attempts made again")
+
+    asyncio.run(test())
+
+
+def test_with_two_engines_nobody_waits_for_a_restart() -> None:
+    async def test() -> None:
+        slow = RestartPolicy(policy="on-failure", backoff_first=30, backoff_max=30)
+        async with await start(restart=slow, engines=2) as llm:
+            undisturbed = await asyncio.gather(*(told(llm, number) for number in range(8)))
+            streams = asyncio.gather(*(told(llm, number) for number in range(8)))
+            await asyncio.sleep(0.05)
+            await kill(llm)
+            assert await streams == undisturbed
+            assert llm.metrics.replayed == 4
+            assert [status.state == "serving" for status in llm.engines()] == [False, True]
 
     asyncio.run(test())
 
