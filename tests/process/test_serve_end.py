@@ -162,7 +162,7 @@ def test_further_signals_cut_nothing_short() -> None:
     with Server(*PACED) as server:
         server.ready()
         engine = server.engine_pid
-        for _ in range(5):
+        for _ in range(2):
             server.signal(signal.SIGTERM)
             server.signal(signal.SIGINT)
         assert server.exit_code(5) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import weakref
 import zlib
 from functools import reduce
+from pathlib import Path
 
 import msgspec
 
@@ -48,11 +50,21 @@ class WithFamily(FaultyEngine):
     """Has one worker in its group, one in a session of its own, and an orphan in another one."""
 
     def __init__(self, options: FaultyOptions, report: Report) -> None:
-        sleeper = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
+        sleeper = ["sleep", "3601"]
         self._workers = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)]
         again = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
         subprocess.run([sys.executable, "-S", "-c", again, *sleeper], check=True)
         super().__init__(options, report)
+
+
+class TidiesUp(WithFamily):
+    """Takes two seconds to clean up, and notes in the file $MURO_TEST_TIDY when it begins and when it is done."""
+
+    def shutdown(self) -> None:
+        notes = Path(os.environ["MURO_TEST_TIDY"])
+        notes.write_text("begun")
+        threading.Event().wait(2)
+        notes.write_text("done")
 
 
 class Checksummed(EchoEngine):
