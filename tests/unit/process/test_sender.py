@@ -151,7 +151,7 @@ def test_a_client_that_does_not_read_is_still_heard_and_delays_nobody() -> None:
     close(pull, 0)
 
 
-def test_from_a_client_that_does_not_read_at_all_nothing_is_taken_until_it_does(
+def test_from_a_client_that_does_not_read_nothing_is_taken_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It goes on asking; what it asks stays with it, so the engine holds no more than the limit for it."""
