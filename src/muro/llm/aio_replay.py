@@ -98,7 +98,8 @@ class AsyncRequests:
     def leave(self, key: int, request_id: str) -> None:
         """A stream has ended, or was lost."""
         self.quarantine.leave(key)
-        self._streams.pop(request_id, None)
+        if (stream := self._streams.get(request_id)) is not None and stream.key == key:
+            del self._streams[request_id]
         self.wake()
 
     def _stream(self, request: EngineCoreRequest) -> ReplayedStream:
@@ -112,13 +113,13 @@ class ReplayedStream:
     """See `interface.AsyncOutputStream`: outputs of one request, of however many attempts, each once."""
 
     __slots__ = (
-        "__weakref__", "_aborted", "_bereft", "_death", "_delivered", "_key", "_limit", "_loop", "_open", "_owner",
-        "_request", "_stream",
+        "__weakref__", "_aborted", "_bereft", "_death", "_delivered", "_limit", "_loop", "_open", "_owner",
+        "_request", "_stream", "key",
     )  # fmt: skip
 
     def __init__(self, owner: AsyncRequests, key: int, request: EngineCoreRequest) -> None:
         self._owner = owner
-        self._key = key
+        self.key = key
         self._request = request
         self._delivered: list[int] = []
         self._stream: AsyncOutputStream | None = None
@@ -137,7 +138,7 @@ class ReplayedStream:
     def begin(self) -> None:
         """Send the request, if that needs no waiting. Raises what refuses it; then the stream has ended."""
         try:
-            if self._owner.quarantine.may_run(self._key):
+            if self._owner.quarantine.may_run(self.key):
                 self._send()
         except EngineDeadError as death:
             self._mourn(death)
@@ -185,7 +186,7 @@ class ReplayedStream:
     def __del__(self) -> None:
         if self._open:
             with contextlib.suppress(RuntimeError):  # a closed loop
-                self._loop.call_soon_threadsafe(self._owner.leave, self._key, self._request.request_id)
+                self._loop.call_soon_threadsafe(self._owner.leave, self.key, self._request.request_id)
 
     async def _sent(self) -> bool:
         """Wait until an attempt is on its way; false if the request was aborted or closed meanwhile."""
@@ -196,8 +197,8 @@ class ReplayedStream:
                 while self._open and not self._aborted:
                     if self._bereft:
                         await self._serving(self._limit)
-                    elif not self._owner.quarantine.may_run(self._key):
-                        await self._owner.turn(self._key)
+                    elif not self._owner.quarantine.may_run(self.key):
+                        await self._owner.turn(self.key)
                     else:
                         self.begin()
                         if self._stream is not None:
@@ -220,14 +221,14 @@ class ReplayedStream:
         self._check()
         stream = self._owner.client.generate(replay.continued(self._request, self._delivered))
         if stream.engine is not None:
-            self._owner.quarantine.began(self._key, stream.engine)
+            self._owner.quarantine.began(self.key, stream.engine)
         self._stream = stream
 
     def _take(self, output: EngineCoreOutput) -> EngineCoreOutput:
         """Hand it out: from now on it is delivered."""
         if output.new_token_ids:
             self._delivered += output.new_token_ids
-            if self._owner.quarantine.delivered(self._key, len(output.new_token_ids)):
+            if self._owner.quarantine.delivered(self.key, len(output.new_token_ids)):
                 self._owner.wake()
         if output.finish_reason is not None:
             self._end()
@@ -241,8 +242,8 @@ class ReplayedStream:
             raise death
         if stream.engine is not None and owner.quarantine.died(stream.engine, death):
             owner.wake()
-        owner.quarantine.ask(self._key)
-        if (verdict := owner.quarantine.verdict(self._key)) is not None:
+        owner.quarantine.ask(self.key)
+        if (verdict := owner.quarantine.verdict(self.key)) is not None:
             owner.metrics.quarantined += 1
             log.error("request %s is quarantined: %s", self._request.request_id, verdict)
             raise verdict
@@ -273,7 +274,7 @@ class ReplayedStream:
         if self._open:
             self._open = False
             self._stream = None
-            self._owner.leave(self._key, self._request.request_id)
+            self._owner.leave(self.key, self._request.request_id)
             self._interrupt()
 
     def _interrupt(self) -> None:
