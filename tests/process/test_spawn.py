@@ -271,10 +271,12 @@ def test_from_a_busy_parent_with_twenty_threads(nursery: Nursery) -> None:
 # --- Logs --------------------------------------------------------------------------------------------------------
 
 
-def test_ten_megabytes_of_native_words(nursery: Nursery) -> None:
-    child = nursery("write_natively", bytes=10_000_000)
+@pytest.mark.cases
+@pytest.mark.parametrize("megabytes", [10, 16, 200])
+def test_a_burst_of_native_words_is_refused_nothing(nursery: Nursery, megabytes: int) -> None:
+    child = nursery("write_natively", bytes=megabytes * 1_000_000)
     assert child.wait(30)
-    assert child.poll() == 0
+    assert child.poll() == 0, child.log_tail()
     assert child.log_tail().splitlines()[-2:] == ["x" * 99, "the end"]
 
 

@@ -1,36 +1,44 @@
 """The log of a child: standard output and error in one bounded memory file that outlives the child.
 
 Not a pipe, because a full pipe stops whoever writes, the engine. Not a plain file, because native code may
-write gigabytes. The file is a ring that is written in laps:
+write gigabytes. It is a memory file that is written in laps:
 
-- Child and parent hold the same open file description, so they share its position. Once a lap is longer than
-  `LAP` bytes the child sets the position back to the start and marks the end of the lap with a zero byte.
-  The text before the position is the newest, the text behind it (up to the zero byte) that of the lap before.
-- Python's own streams set back after each write; for native writers a thread looks once per second.
-- The size is sealed at `CAPACITY`, so the kernel refuses what a native writer adds beyond within one second,
-  or while it holds the interpreter lock. What is refused is lost; memory is bounded always.
+- Child and parent hold the same open file description, so they share its position; what stands before it is the log.
+- Once a lap is longer than `LAP` bytes its last lines are copied to the start, the memory behind them is given
+  back, and the position is set there. So the newest lines survive every lap.
+- Python's own streams set back after each write; for native writers a thread of the child looks every `LOOK_EVERY`
+  seconds, and so does the parent, if it has such a thread, for native code may hold the child's interpreter lock.
+- The size is sealed at `CAPACITY`, so the kernel refuses (EPERM) what native code writes beyond it between two looks.
+  Memory is bounded always, and a megabyte as a rule.
 
 Invariants:
 - Nothing here ever blocks a writer, and Python's writers never see the refusal.
-- The position is changed under the lock of `LogRing` only. A native write that slips between looking and
-  setting back may lose its place in the order of lines, never more.
-- The parent only reads, at explicit offsets; it never moves the position.
+- The position is changed under a lock of the file that child and parent share (``flock`` on descriptions of their
+  own); whoever does not get it leaves the work to the other.
+- What a native writer adds while the position is being set back is found behind the old position, where all was
+  zero, and moved: its place in the order of lines may change, nothing more.
+- The parent reads at explicit offsets, and what it reads does not depend on who sets back meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
+import mmap
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 LAP = 1 << 20
-CAPACITY = 16 << 20
+KEPT = 64 << 10
+"""At most so many bytes of a lap begin the next one."""
+CAPACITY = 256 << 20
+LOOK_EVERY = 0.5
 TAIL_BYTES = 16 << 10
 """At most so much of the log goes into an error message."""
-_LOOK_EVERY = 1.0
 _CHUNK = 64 << 10
 
 
@@ -46,33 +54,71 @@ def read_tail(descriptor: int, lines: int) -> str:
     """The last `lines` lines of a log, at most `TAIL_BYTES` bytes of them."""
     end = os.lseek(descriptor, 0, os.SEEK_CUR)
     start = max(0, end - TAIL_BYTES)
-    text = os.pread(descriptor, end - start, start)
-    if start == 0 and text.count(b"\n") <= lines:
-        text = _old_lap(descriptor, end)[-TAIL_BYTES:].partition(b"\n")[2] + text  # its first line is half overwritten
-    kept = text[-TAIL_BYTES:].replace(b"\0", b"").decode("utf-8", "replace").splitlines()
+    text = os.pread(descriptor, end - start, start).replace(b"\0", b"")
+    if end > LAP and not text:  # its writer was killed while it set back: the end of the lap is at the start already
+        text = os.pread(descriptor, KEPT, 0).rstrip(b"\0")[-TAIL_BYTES:]
+    kept = text.decode("utf-8", "replace").splitlines()
     return "\n".join(kept[-lines:])
 
 
 def read_new(descriptor: int, seen: int) -> tuple[str, int]:
-    """What was written since the position was `seen`, and the position now. Right within a lap and the next."""
+    """What was written since the position was `seen`, and the position now; the last lines again after a lap."""
     end = os.lseek(descriptor, 0, os.SEEK_CUR)
-    if end < seen:
-        text = _old_lap(descriptor, seen) + os.pread(descriptor, end, 0)
-    else:
-        text = os.pread(descriptor, end - seen, seen)
+    start = max(0 if end < seen else seen, end - _MOST_NEW)
+    text = os.pread(descriptor, end - start, start)
     return text.replace(b"\0", b"").decode("utf-8", "replace"), end
 
 
-def _old_lap(descriptor: int, start: int) -> bytes:
-    """What is left behind `start` of the lap before, up to its mark; in the first lap nothing is."""
-    pieces = []
-    while piece := os.pread(descriptor, _CHUNK, start):  # all at once it would be megabytes of nothing
-        text, mark, _ = piece.partition(b"\0")
-        pieces.append(text)
-        if mark:
-            break
-        start += len(piece)
-    return b"".join(pieces)
+_MOST_NEW = 4 * LAP
+
+
+def set_back(descriptor: int) -> None:
+    """Begin a new lap if the present one is long enough, unless somebody else is doing so."""
+    if os.lseek(descriptor, 0, os.SEEK_CUR) <= LAP:
+        return
+    with _own_description(descriptor) as own:
+        try:
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        end = os.lseek(descriptor, 0, os.SEEK_CUR)
+        if end > LAP:
+            _begin_lap(descriptor, own, end)
+
+
+def _begin_lap(log: int, own: int, end: int) -> None:
+    """Everything in an order that a writer may interrupt: until the position changes it writes behind `end`."""
+    kept = os.pread(own, KEPT, end - KEPT)
+    kept = kept.partition(b"\n")[2] or kept
+    os.pwrite(own, kept, 0)
+    _erase(own, len(kept), end)
+    os.lseek(log, len(kept), os.SEEK_SET)
+    late = end
+    while piece := os.pread(own, _CHUNK, late).rstrip(b"\0"):  # written in the meantime
+        os.write(log, piece)
+        _erase(own, late, late + len(piece))
+        late += len(piece)
+
+
+def _erase(own: int, start: int, end: int) -> None:
+    """Make bytes zero and give their memory back."""
+    first = min(end, -(-start // mmap.PAGESIZE) * mmap.PAGESIZE)
+    last = max(first, end // mmap.PAGESIZE * mmap.PAGESIZE)
+    os.pwrite(own, bytes(first - start), start)
+    if last > first:
+        with mmap.mmap(own, CAPACITY) as memory:
+            memory.madvise(mmap.MADV_REMOVE, first, last - first)
+    os.pwrite(own, bytes(end - last), last)
+
+
+@contextlib.contextmanager
+def _own_description(descriptor: int) -> Iterator[int]:
+    """The same file, opened anew: with a position and a lock of its own."""
+    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield own
+    finally:
+        os.close(own)
 
 
 class LogRing:
@@ -85,7 +131,6 @@ class LogRing:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._lock = threading.Lock()
 
     def take_standard_streams(self) -> None:
         """Let `sys.stdout` and `sys.stderr` write by lines and set the ring back."""
@@ -97,17 +142,13 @@ class LogRing:
         threading.Thread(target=self._look, name="muro-log", daemon=True).start()
 
     def set_back(self) -> None:
-        """Begin a new lap if the present one is long enough."""
-        with self._lock:
-            end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
-            if end > LAP:
-                if end < CAPACITY:
-                    os.pwrite(self._descriptor, b"\0", end)
-                os.lseek(self._descriptor, 0, os.SEEK_SET)
+        """Begin a new lap if the present one is long enough. Never raises."""
+        with contextlib.suppress(OSError):  # no descriptor is left for it: next time
+            set_back(self._descriptor)
 
     def _look(self) -> None:
         never = threading.Event()
-        while not never.wait(_LOOK_EVERY):
+        while not never.wait(LOOK_EVERY):
             self.set_back()
 
     def _text_stream(self, descriptor: int) -> io.TextIOWrapper:
@@ -136,6 +177,9 @@ class _RingWriter(io.RawIOBase):
             written = os.write(self._descriptor, piece)
         except PermissionError:  # native code has filled the ring
             self._ring.set_back()
-            written = os.write(self._descriptor, piece)
+            try:
+                written = os.write(self._descriptor, piece)
+            except PermissionError:  # and still does; what we have to say is lost
+                return len(piece)
         self._ring.set_back()
         return written
