@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from muro.wire.failure import ExitCode
 from tests.support.deadline import until
 from tests.support.vllm_rs import HOST, Pair, VllmRs, paired
 
@@ -162,6 +163,30 @@ def test_an_engine_that_is_killed_is_not_noticed(doomed: Pair) -> None:
     with doomed.front.http() as http, pytest.raises(httpx.ReadTimeout):
         http.post("/completions", json={"model": "m", "prompt": "x"}, timeout=1.5)
     assert doomed.front.health() == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_front_end_that_goes_takes_the_engine_along(doomed: Pair, number: signal.Signals) -> None:
+    with doomed.front.http() as http, Stream(http) as stream:
+        next(iter(stream))
+        doomed.front.process.send_signal(number)
+        assert doomed.engine.wait(10) and doomed.engine.poll() == ExitCode.LOST_PARENT
+
+
+def test_an_engine_that_may_stay_serves_the_next_front_end(vllm_rs: Path, model: Path) -> None:
+    with paired(vllm_rs, model, "faulty", rejoin=True, step_ms=2) as pair:
+        with pair.front.http() as http, Stream(http) as stream:
+            next(iter(stream))
+            pair.front.process.kill()
+            pair.front.process.wait()
+        second = VllmRs(vllm_rs, model, pair.front.engine_port)
+        try:
+            second.ready()
+            with second.http() as http:
+                assert complete(http, max_tokens=3)["choices"][0]["text"] == "one two three"
+            until(lambda: pair.engine.progress().running == 0, what="the first one's request is dropped")
+        finally:
+            second.close()
 
 
 @contextlib.contextmanager

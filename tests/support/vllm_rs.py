@@ -52,8 +52,9 @@ def fetch() -> Path:
 class VllmRs:
     """The front-end's process, its HTTP port, and the port that engines dial."""
 
-    def __init__(self, binary: Path, model: Path) -> None:
-        self.port, self.engine_port = free_ports(2)
+    def __init__(self, binary: Path, model: Path, engine_port: int = 0) -> None:
+        self.port, port = free_ports(2)
+        self.engine_port = engine_port or port
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         command = [binary, "serve", model, "--host", HOST, "--port", self.port]
         command += ["--served-model-name", "m", "--data-parallel-size", 1, "--data-parallel-size-local", 0]
@@ -93,10 +94,11 @@ class VllmRs:
         self._log.close()
 
 
-def spawn_engine(port: int, engine: str, **options: Any) -> Child:
+def spawn_engine(port: int, engine: str, *, rejoin: bool = False, **options: Any) -> Child:
     """Our engine, as `muro serve --headless` runs it."""
+    address = tcp_endpoint(HOST, port)
     config = EngineConfig(
-        engine=engine, options=options, handshake_address=tcp_endpoint(HOST, port), local=False, headless=True
+        engine=engine, options=options, handshake_address=address, local=False, headless=True, rejoin=rejoin
     )
     return spawn("muro.process.main:run_engine_core", msgspec.to_builtins(config), name="engine 0")
 
