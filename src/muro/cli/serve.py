@@ -32,7 +32,9 @@ Examples:
 @flags(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """See `HELP`."""
-    logging.basicConfig(level=_level(options.log_level), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=_level(options.log_level), format="%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
+    )
     choice = _choice(options)
     sys.exit(_headless(options, choice) if options.headless else _serve(options, choice))
 
@@ -73,6 +75,8 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     from muro.llm.replay import DeathPolicy
 
     choice.engine_config()  # whatever is wrong with it is told before anything else happens
+    if options.rejoin:
+        raise ConfigError("--rejoin is for engines that dial in; it goes with --headless")
     local = options.data_parallel_size_local
     elsewhere = local is not None and local < options.data_parallel_size
     connect = ConnectConfig(
@@ -151,17 +155,24 @@ def _announce(url: str, service: Service) -> None:
     print(f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{json.dumps(body)}'", flush=True)
 
 
+def _check_dialling(options: ServeOptions) -> None:
+    """Refuse what makes no sense for an engine that dials in. Raises ConfigError."""
+    if options.curve_dir is not None and options.insecure_tcp:
+        raise ConfigError("--curve-dir and --insecure-tcp exclude each other")
+    if options.curve_secret_fd is not None and options.curve_dir is None:
+        raise ConfigError("--curve-secret-fd gives the secret key alone; --curve-dir says where the front-end's is")
+
+
 def _headless(options: ServeOptions, choice: ModelChoice) -> int:
     import msgspec
 
     from muro.process.main import run_headless
-    from muro.transport.endpoint import tcp_endpoint
+    from muro.transport.endpoint import check_clear, tcp_endpoint
     from muro.transport.keys import engine_keys
 
     if options.data_parallel_size_local not in (None, 1):
         raise ConfigError("--headless runs one engine; start one command for each: --data-parallel-start-rank")
-    if options.curve_dir is not None and options.insecure_tcp:
-        raise ConfigError("--curve-dir and --insecure-tcp exclude each other")
+    _check_dialling(options)
     keys = None if options.curve_dir is None else engine_keys(options.curve_dir, options.curve_secret_fd)
     config = msgspec.structs.replace(
         choice.engine_config(),
@@ -176,9 +187,12 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
         handshake_timeout=options.startup_timeout,
         log_level=options.log_level.upper(),
     )
+    if keys is None and not options.insecure_tcp:
+        check_clear(config.handshake_address, False)
+    patience = "as long as it takes" if options.rejoin else f"{config.handshake_timeout:g} s at most"
     print(
         f"engine {config.rank} ({config.engine}) dials the front-end at {config.handshake_address} and waits for it, "
-        f"{config.handshake_timeout:g} s at most   (Ctrl-C stops it)",
+        f"{patience}   (Ctrl-C stops it)",
         flush=True,
     )
     return run_headless(config)

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from muro import connect
-from muro.config import CurveKeys
+from muro import EngineDeadError, connect
+from muro.config import CurveKeys, RestartPolicy
 from muro.errors import ConfigError, StartupError
 from muro.transport.endpoint import tcp_endpoint
 from muro.transport.keys import engine_keys, make_keys, own_pair
@@ -151,7 +152,7 @@ def test_when_it_is_wanted_it_warns(caplog: pytest.LogCaptureFixture) -> None:
     ("settings", "words"),
     [
         ({"curve_dir": "/nowhere"}, "host is not set"),
-        ({"insecure_tcp": True}, "host is not set"),
+        ({"insecure_tcp": True}, "--data-parallel-size-local"),
         ({"host": "127.0.0.1", "curve_dir": "/nowhere"}, "muro keys new /nowhere"),
         ({"host": "127.0.0.1", "curve_dir": "/nowhere", "insecure_tcp": True}, "exclude each other"),
         ({"host": "127.0.0.1", "curve_secret_fd": 9}, "curve_dir says"),
@@ -193,6 +194,19 @@ def test_engines_here_and_elsewhere_talk_with_keys(keys: Keys) -> None:
         for pid in (here, engine.pid, os.getpid()):
             said = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
             assert not any(secret in said for secret in secrets)
+
+
+def test_successors_of_engines_that_were_started_here_have_keys_too(keys: Keys) -> None:
+    restart = RestartPolicy(policy="on-failure")
+    with connect(engine="faulty", host=PORT_HOST, curve_dir=keys.front, restart=restart) as client:
+        for generation in range(2):
+            [status] = client.engines()
+            assert status.generation == generation and status.pid is not None
+            assert [t for o in client.generate(ask("a")) for t in o.new_token_ids] == [7, 8, 9]
+            os.kill(status.pid, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                list(client.generate(ask("b", FOREVER)))
+            client.wait_serving(timeout=20)
 
 
 def test_strangers_do_not_get_in(keys: Keys) -> None:
