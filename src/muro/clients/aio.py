@@ -23,14 +23,13 @@ from typing import Any, TypeVar, cast
 from muro.clients.aio_stream import AsyncStream, Feed
 from muro.clients.arguments import check_timeout
 from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
-from muro.clients.engine import again
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
-from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable, unreachable
+from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
 from muro.clients.silence import TICK
 from muro.clients.status import engine_statuses
 from muro.clients.weak import weakly
-from muro.errors import CallTimeoutError, EngineDeadError, MuroError, UsageError
+from muro.errors import CallTimeoutError, EngineDeadError, UsageError
 from muro.ids import EngineRank
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
 from muro.transport.aio import AsyncReader
@@ -70,7 +69,7 @@ class AsyncMPClient:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
         self._check_here()
-        self._send_request(*self._session.add(request, None, time.time()))
+        self._submit(request, None)
 
     async def get_outputs(self, timeout: float | None = None) -> OutputBatch:  # noqa: ASYNC109 twin of the other client
         """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
@@ -90,9 +89,8 @@ class AsyncMPClient:
         """Send a request; returns the stream of its outputs. Raises as `add_request`."""
         self._check_here()
         feed = Feed(self.max_unread_tokens)
-        attempt, message = self._session.add(request, feed, time.time())
+        attempt = self._submit(request, feed)
         feed.on_overrun = weakly(self.reader_gone, attempt)
-        self._send_request(attempt, message)
         return AsyncStream(self, attempt, feed, self._loop)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -137,7 +135,8 @@ class AsyncMPClient:
         """Raises EngineDeadError or ClientClosedError if no request can be served. Asks the engine nothing."""
         self._check_here()
         self._link.look()
-        self._session.check_serving(self._link.dying())
+        self._session.doom(self._link.dying())
+        self._session.check_serving()
 
     async def wait_serving(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Return when an engine serves.
@@ -148,8 +147,9 @@ class AsyncMPClient:
         check_timeout(timeout)
         deadline = None if timeout is None else self._loop.time() + timeout
         while True:
+            self._session.doom(self._link.dying())
             try:
-                return self._session.check_serving(self._link.dying())
+                return self._session.check_serving()
             except EngineDeadError as error:
                 if not error.restarting or (deadline is not None and self._loop.time() >= deadline):
                     raise
@@ -196,19 +196,23 @@ class AsyncMPClient:
             raise UsageError("this client belongs to another event loop; make one of its own in each loop")
         if self._gone:
             self._drop_gone()  # their ids may be wanted again
-        if self._link.due() == 0:
-            self._on_events()
+        if (due := self._link.due()) is not None:
+            if due == 0:
+                self._on_events()
+            self._session.doom(self._link.dying())
 
-    def _send_request(self, attempt: Attempt, message: Message) -> None:
-        if not self._link.send(message):
+    def _submit(self, request: EngineCoreRequest, feed: Feed | None) -> Attempt:
+        attempt, message = self._session.add(request, feed, time.time())
+        while not self._link.send(message):
             self._session.drop([attempt])
-            raise self._refused(message)
+            self._refused(message, elsewhere=True)
+            attempt, message = self._session.add(request, feed, time.time())
+        return attempt
 
-    def _refused(self, message: Message) -> MuroError:
-        """Why a message was not taken."""
-        death = self._link.refused(message)
-        self._session.check()
-        return unreachable(message) if death is None else again(death)
+    def _refused(self, message: Message, *, elsewhere: bool) -> None:
+        """See `Session.refused`."""
+        self._link.refused(message)
+        self._session.refused(message, self._link.dying(), elsewhere=elsewhere)
 
     def _drop_gone(self) -> None:
         gone = []
@@ -232,7 +236,7 @@ class AsyncMPClient:
         try:
             for message in messages:
                 if not self._link.send(message):
-                    raise self._refused(message)
+                    self._refused(message, elsewhere=False)
             await over
             if not call.over:
                 raise CallTimeoutError(f"no answer to {call.method!r} within {timeout} s", method=call.method)

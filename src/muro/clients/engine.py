@@ -53,12 +53,19 @@ class KnownEngine:
         self.state = EngineState.JOINING
         self.ready: ReadyResponse | None = None
         self.error: MuroError | None = None
+        self.doomed: MuroError | None = None
+        """Why it takes no more requests although it is not buried yet: what it has sent is still being read."""
         self.in_flight = 0
         self.encoder = RequestEncoder(NEWEST)
 
     @property
     def serving(self) -> bool:
         return self.state is EngineState.SERVING
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes requests."""
+        return self.serving and self.doomed is None
 
     def joined(self, ready: ReadyResponse | None) -> None:
         """It is ready; requests are written in the layout that it understands (None: it is in this process)."""
@@ -96,12 +103,13 @@ class KnownEngine:
 
     def check_serving(self) -> None:
         """Raises EngineDeadError if it takes no requests."""
-        if self.serving:
+        if self.open:
             return
-        if isinstance(self.error, EngineDeadError):
-            raise again(self.error) from self.error.__cause__
-        if self.error is not None:
-            raise EngineDeadError(self.error.message, rank=self.rank, generation=self.generation) from self.error
+        error = self.error or self.doomed
+        if isinstance(error, EngineDeadError):
+            raise again(error) from error.__cause__
+        if error is not None:
+            raise EngineDeadError(error.message, rank=self.rank, generation=self.generation) from error
         raise EngineDeadError(f"engine {self.rank} is {self.state.value}", rank=self.rank, generation=self.generation)
 
     def _move(self, event: str) -> None:

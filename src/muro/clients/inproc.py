@@ -136,9 +136,8 @@ class LocalEngine:
     def look(self) -> None:
         """Nothing: an engine in this process dies in `take`."""
 
-    def refused(self, message: Message) -> EngineDeadError | None:
+    def refused(self, message: Message) -> None:
         """Nothing: see `look`."""
-        return None
 
     def due(self) -> float | None:
         """Events are due at once; see `link.Link` for these."""

@@ -163,11 +163,9 @@ class Link:
         """Find out now whether engines have died."""
         self._supervisor.look()
 
-    def refused(self, message: Message) -> EngineDeadError | None:
-        """Why a message was not taken, if its engine has died; waits for a moment if it is about to."""
-        rank = rank_of(message[0])
-        self._supervisor.wait_end(rank, _END_PATIENCE)
-        return self.dying().get(rank)
+    def refused(self, message: Message) -> None:
+        """A message was not taken: if its engine is about to end, wait for that for a moment; then see `dying`."""
+        self._supervisor.wait_end(rank_of(message[0]), _END_PATIENCE)
 
     def due(self) -> float | None:
         """Seconds until the next event is due, 0 if it is; None if there is none."""

@@ -82,12 +82,6 @@ class Attempt:
         self.sink = sink
 
 
-def unreachable(message: Message) -> EngineDeadError:
-    """The error for a message that could not be sent."""
-    rank = rank_of(message[0])
-    return EngineDeadError(f"engine {rank} is not connected (any more)", rank=rank)
-
-
 class Session:
     """One client's view of `engines` (by rank).
 
@@ -145,13 +139,27 @@ class Session:
         if self.error is not None:
             raise again(self.error) from self.error.__cause__
 
-    def check_serving(self, dying: Mapping[EngineRank, MuroError] | None = None) -> None:
-        """Raises the error that ended this session, or why no engine serves; those that are `dying` do not."""
+    def doom(self, dying: Mapping[EngineRank, EngineDeadError]) -> None:
+        """These have died: no request goes there any more. What they had sent may still come, until `died`."""
+        for rank, error in dying.items():
+            engine = self.engines.get(rank)
+            if engine is not None and engine.serving and engine.generation == error.generation:
+                engine.doomed = error
+
+    def refused(self, message: Message, dying: Mapping[EngineRank, EngineDeadError], *, elsewhere: bool) -> None:
+        """A message was not taken. Raises why, unless its engine has died and another one will do (`elsewhere`)."""
+        self.doom(dying)
         self.check()
-        errors = dying or {}
-        if all(rank in errors or not engine.serving for rank, engine in self.engines.items()):
-            for error in errors.values():
-                raise again(error) from error.__cause__
+        engine = self.engines[rank_of(message[0])]
+        if engine.open:
+            raise EngineDeadError(f"engine {engine.rank} is not connected (any more)", rank=engine.rank)
+        if not elsewhere:
+            engine.check_serving()
+
+    def check_serving(self) -> None:
+        """Raises the error that ended this session, or why no engine takes requests."""
+        self.check()
+        if not any(engine.open for engine in self.engines.values()):
             next(iter(self.engines.values())).check_serving()
 
     def add(self, request: EngineCoreRequest, sink: Sink | None, now: float) -> tuple[Attempt, Message]:
@@ -378,7 +386,7 @@ class Session:
         self._turn += 1
         for step in range(len(engines)):
             engine = engines[(self._turn + step - 1) % len(engines)]
-            if engine.serving:
+            if engine.open:
                 return engine
         engines[0].check_serving()
         return engines[0]

@@ -25,13 +25,12 @@ from typing import Any, Protocol, Self, TypeVar, cast
 
 from muro.clients.arguments import check_timeout
 from muro.clients.calls import PendingCall
-from muro.clients.engine import again
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.seat import Seat, Waiter
-from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable, unreachable
+from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
 from muro.clients.status import Watched, engine_statuses
 from muro.clients.sync_stream import Feed, SyncStream
-from muro.errors import CallTimeoutError, EngineDeadError, MuroError, UsageError
+from muro.errors import CallTimeoutError, EngineDeadError, UsageError
 from muro.ids import EngineRank
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
 from muro.wire.ops import Op
@@ -51,7 +50,7 @@ class Engines(Watched, Protocol):
 
     def look(self) -> None: ...
 
-    def refused(self, message: Message) -> EngineDeadError | None: ...
+    def refused(self, message: Message) -> None: ...
 
     def due(self) -> float | None: ...
 
@@ -172,7 +171,7 @@ class ThreadsClient:
         with self._lock:
             self._link.look()
             self._catch_up()
-            self._session.check_serving(self._link.dying())
+            self._session.check_serving()
 
     def wait_serving(self, timeout: float | None = None) -> None:
         """Return when an engine serves.
@@ -186,8 +185,9 @@ class ThreadsClient:
         reasons: list[EngineDeadError] = []
 
         def ready() -> bool:
+            self._session.doom(self._link.dying())
             try:
-                self._session.check_serving(self._link.dying())
+                self._session.check_serving()
             except EngineDeadError as error:
                 if not error.restarting:
                     raise
@@ -257,8 +257,10 @@ class ThreadsClient:
                 self._take_gone()  # somebody may have held the lock when we came
                 self._catch_up()
                 attempt, message = self._session.add(request, feed, time.time())
-                if not self._link.send(message):
-                    raise self._refused(message)
+                while not self._link.send(message):
+                    self._send_all(self._session.drop([attempt]))
+                    self._refused(message, elsewhere=True)
+                    attempt, message = self._session.add(request, feed, time.time())
             except BaseException:
                 if attempt is not None:
                     self._send_all(self._session.drop([attempt]))
@@ -281,7 +283,7 @@ class ThreadsClient:
                 call, messages = self._session.call(op, args, engine, partial(self._seat.ring, waiter))
                 for message in messages:
                     if not self._link.send(message):
-                        raise self._refused(message)
+                        self._refused(message, elsewhere=False)
             pending = call
             if not self._seat.wait(waiter, lambda: pending.over, self._receive, timeout):
                 raise CallTimeoutError(f"no answer to {call.method!r} within {timeout} s", method=call.method)
@@ -313,11 +315,13 @@ class ThreadsClient:
     def _catch_up(self) -> None:
         """Take in what has happened to engines while nobody received; whoever receives does it by itself.
 
-        Under the lock nobody can take the seat, so if it is free its work is ours.
+        Under the lock nobody can take the seat, so if it is free its work is ours. Who is known to have died gets no
+        more requests, whoever receives.
         """
         if self._link.due() == 0 and self._seat.free:
             now = self._link.now()
             self._take_in(self._news.take(), now)
+        self._session.doom(self._link.dying())
 
     def _take_in(self, news: Iterable[EngineCoreOutputs | Unreadable], now: float) -> None:
         for item in news:
@@ -343,11 +347,10 @@ class ThreadsClient:
         for waiter in self._patient:
             self._seat.ring(waiter)
 
-    def _refused(self, message: Message) -> MuroError:
-        """Why a message was not taken."""
-        death = self._link.refused(message)
-        self._session.check()
-        return unreachable(message) if death is None else again(death)
+    def _refused(self, message: Message, *, elsewhere: bool) -> None:
+        """See `Session.refused`."""
+        self._link.refused(message)
+        self._session.refused(message, self._link.dying(), elsewhere=elsewhere)
 
     def _end(self) -> None:
         self._send_all(self._session.close())

@@ -1,7 +1,6 @@
 """The session: every request ends exactly once, under its caller's id, whatever comes in whatever order."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,73 +8,27 @@ from hypothesis import strategies as st
 
 from muro.clients.arguments import MAX_REQUEST_ID
 from muro.clients.engine import KnownEngine
-from muro.clients.session import Message, Session, Unreadable
+from muro.clients.session import Unreadable
 from muro.errors import (
     ClientClosedError,
     EngineDeadError,
     InvalidRequestError,
-    MuroError,
     UnsupportedOptionError,
     UsageError,
 )
 from muro.ids import EngineRank, Generation
-from muro.wire.codec import RequestDecoder
-from muro.wire.control import AbortRequest, UtilityRequest
+from muro.wire.control import AbortRequest
 from muro.wire.frames import identity_of
 from muro.wire.ops import IS_SLEEPING, SLEEP
-from muro.wire.output import EngineCoreOutput, FinishReason, UtilityOutput
+from muro.wire.output import FinishReason, UtilityOutput
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import SchedulerStats
 from tests.support.asking import ask, output, outputs
-from tests.support.fake_engine import RESPONSE as READY
+from tests.support.sessions import Sink, add, batches, new_session, read
 
 STOP = FinishReason.STOP
 ABORT = FinishReason.ABORT
 GONE = EngineDeadError("killed by SIGKILL", rank=0, pid=77)
-
-
-class Sink:
-    def __init__(self) -> None:
-        self.outputs: list[EngineCoreOutput] = []
-        self.errors: list[MuroError] = []
-
-    def put(self, item: EngineCoreOutput) -> None:
-        self.outputs.append(item)
-
-    def fail(self, error: MuroError) -> None:
-        self.errors.append(error)
-
-    @property
-    def endings(self) -> int:
-        return len(self.errors) + sum(item.finish_reason is not None for item in self.outputs)
-
-
-def new_session(ranks: int = 1, nonce: str = "n0nce", **more: Any) -> Session:
-    engines = {EngineRank(rank): KnownEngine(EngineRank(rank)) for rank in range(ranks)}
-    for engine in engines.values():
-        engine.joined(None)
-    return Session(engines, nonce=nonce, **more)
-
-
-def read(message: Message) -> tuple[int, EngineCoreRequest | AbortRequest | UtilityRequest]:
-    """Which rank a message goes to, and what an engine makes of it."""
-    return int.from_bytes(message[0], "little"), RequestDecoder().decode(message[1:])
-
-
-def add(session: Session, request_id: str = "a", sink: Sink | None = None, **fields: object) -> EngineCoreRequest:
-    request = ask(request_id)
-    for name, value in fields.items():
-        setattr(request, name, value)
-    _, sent = read(session.add(request, sink, 5.0)[1])
-    assert isinstance(sent, EngineCoreRequest)
-    return sent
-
-
-def batches(session: Session) -> list[EngineCoreOutput]:
-    taken = []
-    while (batch := session.take_batch()) is not None:
-        taken += batch.outputs
-    return taken
 
 
 def test_a_request_travels_under_an_id_of_its_own_and_comes_back_under_its_callers() -> None:
@@ -292,40 +245,6 @@ def test_a_new_generation_serves_and_an_old_death_is_no_news() -> None:
     add(session, "b", sink)
     assert not session.died(EngineRank(0), 0, GONE)
     assert sink.endings == 0
-
-
-def test_in_batches_requests_of_an_engine_that_is_restarted_end_in_a_batch() -> None:
-    session = new_session(2)
-    first, second = add(session, "a", data_parallel_rank=0), add(session, "b", data_parallel_rank=1)
-    session.receive(outputs(output(first.request_id, 7)))
-    session.died(EngineRank(0), 0, EngineDeadError("killed by SIGKILL", rank=0, restarting=True))
-    told, ended = batches(session)
-    assert (told.request_id, told.new_token_ids, told.finish_reason) == ("a", [7], None)
-    assert (ended.request_id, ended.finish_reason) == ("a", FinishReason.ERROR)
-    assert ended.error is not None and (ended.error.code, ended.error.retryable) == ("engine_dead", True)
-    session.receive(outputs(output(second.request_id, 8, finish=STOP), rank=1))
-    assert [item.request_id for item in batches(session)] == ["b"]
-    assert len(session) == 0
-
-
-def test_some_engine_must_serve() -> None:
-    session = new_session(2)
-    session.check_serving()
-    dying = {EngineRank(1): EngineDeadError("killed by SIGSEGV", rank=1)}
-    session.check_serving(dying)
-    session.died(EngineRank(0), 0, EngineDeadError("killed by SIGKILL", rank=0, restarting=True))
-    session.check_serving()
-    with pytest.raises(EngineDeadError, match="SIGSEGV"):
-        session.check_serving(dying)
-    session.died(EngineRank(1), 0, GONE)
-    with pytest.raises(EngineDeadError, match="SIGKILL") as caught:
-        session.check_serving()
-    assert caught.value.restarting
-    session.succeeded(EngineRank(1), Generation(3), READY)
-    session.succeeded(EngineRank(1), Generation(3), READY)  # told twice
-    session.check_serving()
-    assert add(session).request_id.startswith("a-")
-    assert [engine.generation for engine in session.engines.values()] == [0, 3]
 
 
 def test_the_end_is_for_everybody_and_for_ever() -> None:
