@@ -36,6 +36,8 @@ from muro.wire.handshake import Addresses, Expected, Features, FrontendHandshake
 log = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT = 3.0
+_REFUSAL_PAUSE = 0.005
+"""Seconds of this thread's life that each refused word costs, so that a flood of them takes nobody else's time."""
 RETRY_AFTER = 5.0
 """Seconds after which callers may ask again: nobody knows when a successor dials."""
 
@@ -297,6 +299,7 @@ class Remotes:
         self._refused += 1
         if self._refused & (self._refused - 1) == 0:  # 1, 2, 4, 8 ...: a flood stays readable
             log.warning("refused %d words at the handshake socket; the last: %s", self._refused, error)
+        time.sleep(_REFUSAL_PAUSE)
 
 
 def _says_hello(payload: Frame) -> bool:

@@ -11,11 +11,13 @@ import pytest
 import zmq
 
 from muro import SyncMPClient, connect
+from muro.config import RestartPolicy
 from muro.errors import RequestFailedError
 from muro.transport.sockets import bound_address, close, connect_dealer, connect_push, send_nowait
 from tests.support.asking import FOREVER, ask
 from tests.support.counts import FULL, count
 from tests.support.deadline import until
+from tests.support.elsewhere import PORT_HOST, engine_elsewhere, free_port
 from tests.support.rawpeer import IDENTITY, RawClient, pack, raw_peer
 from tests.support.strangers import mutated, request_templates, strangers
 
@@ -100,6 +102,33 @@ def test_fc08_mutated_frames_at_every_listening_socket(client: SyncMPClient, doo
     stream_exactly(client, "after", 200)
     client.check_health()
     assert client.call("num_live") == 0
+
+
+@pytest.mark.timeout(1200 if FULL else 60)
+@pytest.mark.parametrize("door", ["handshake", "inputs", "outputs"])
+def test_fc08_where_the_engine_is_elsewhere(door: str) -> None:
+    """Its front-end goes on reading the handshake socket: a successor may greet there."""
+    port = free_port()
+    where = {"host": PORT_HOST, "handshake_port": port, "num_local_engines": 0}
+    with (
+        engine_elsewhere(f"tcp://{PORT_HOST}:{port}") as engine,
+        connect(**where, restart=RestartPolicy(policy="on-failure")) as client,
+    ):
+        stream_exactly(client, "warm", 200)
+        kind, address = addresses(client)[door]
+        with flat(os.getpid(), engine.pid):
+            stranger = strangers(kind, address, FRAMES // 4)
+            try:
+                rounds = 0
+                while stranger.poll() is None or rounds < 2:
+                    stream_exactly(client, f"stream-{rounds}", 300)
+                    rounds += 1
+                assert stranger.returncode == 0
+            finally:
+                stranger.kill()
+                stranger.wait()
+        stream_exactly(client, "after", 200)
+        assert client.call("num_live") == 0 and client.engines()[0].generation == 0
 
 
 @pytest.mark.timeout(1200 if FULL else 60)
@@ -193,8 +222,6 @@ def test_an_engine_is_told_that_its_words_are_lost(client: SyncMPClient) -> None
 
 def test_junk_while_the_engines_start() -> None:
     """What strangers say meanwhile is refused, and the start goes on."""
-    from tests.process.test_client_remote import free_port
-
     port = free_port()
     stranger: subprocess.Popen[bytes] | None = None
 
