@@ -198,7 +198,7 @@ def test_no_descriptor_leaks_into_it(nursery: Nursery) -> None:
         os.close(ours)
     kinds = {target.partition(" ")[0].partition(":[")[0] for number, target in told["descriptors"] if number > 2}
     memory = {f"/memfd:muro-{what}" for what in ("failure", "progress", "log")}
-    assert kinds == memory | {"pipe", "anon_inode"}
+    assert kinds == memory | {"pipe", "anon_inode", "socket"}
     assert len([target for _, target in told["descriptors"] if target.startswith("pipe")]) == 1
     assert told["inheritable"] == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import random
 import subprocess
@@ -152,3 +153,30 @@ class Cycle:
 
     def __init__(self) -> None:
         self.itself = [self]
+
+
+class Talkative(EchoEngine):
+    """Logs what it is told to, as libraries do: `say`; or so many records with each step: `flood`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        logging.getLogger("third.party").warning("a warning while it loads")
+        self._flood = 0
+
+    @operation
+    def say(self, name: str, level: int, text: str, error: bool = False) -> None:
+        try:
+            if error:
+                raise ValueError("the cause")
+            logging.getLogger(name).log(level, text)
+        except ValueError:
+            logging.getLogger(name).log(level, text, exc_info=True)
+
+    @operation
+    def flood(self, records: int) -> None:
+        self._flood = records
+
+    def step(self, take_aborts: TakeAborts) -> StepResult:
+        for number in range(self._flood):
+            logging.getLogger("third.party").warning("record %d %s", number, "x" * 500)
+        return super().step(take_aborts)

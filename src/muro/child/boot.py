@@ -42,6 +42,7 @@ def main() -> int:
         arm(config["lifeline_fd"], config["parent_pid"])
         from muro.child.context import open_context
         from muro.child.logring import LogRing
+        from muro.child.logs import configure
 
         ring = LogRing(config["log_fd"])
         ring.take_standard_streams()
@@ -49,6 +50,7 @@ def main() -> int:
         faulthandler.enable(all_threads=False)  # last words of a native crash; the log's tail holds one thread
         faulthandler.register(signal.SIGQUIT, chain=False)  # the parent may ask where we stand; main thread comes last
         context = open_context(config)
+        configure(context.config.records_fd, context.config.thresholds, context.config.name)
         target = _load(config["target"])
         phase = ""
         return int(target(context) or 0)

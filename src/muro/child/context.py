@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from muro.errors import RemoteProtocolError
+from muro.observe.log import Thresholds
 from muro.transport.page import ProgressPage
 from muro.wire.failure import MAX_RECORD_BYTES, FailureRecord
 
@@ -32,6 +33,10 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Memory file with the progress page."""
     log_fd: int
     """Another descriptor of the memory file behind standard output and error."""
+    records_fd: int = -1
+    """Socket for log records that the parent wants to have."""
+    thresholds: Thresholds = Thresholds()
+    """Which ones those are."""
     report_fd: int
     """Pipe on which the child's warden reports; the child itself closes it."""
     tree: str

@@ -28,6 +28,8 @@ Examples:
 {EXIT_CODES}
 """
 
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
+
 
 @flags(ServeOptions)
 def serve(options: ServeOptions) -> None:

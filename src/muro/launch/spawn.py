@@ -7,8 +7,9 @@ whether the process lives, stops it, and tells afterwards why it ended.
 Linux only: a child is watched through a pidfd, and what is shared with it are memory files.
 
 Invariants:
-- Besides the standard three, exactly six descriptors go to the child. This process keeps its own ends of five
-  (life-line, failure record, progress page, log, the warden's report) and a pidfd; `Child.close` closes all of them.
+- Besides the standard three, exactly seven descriptors go to the child. This process keeps its own ends of six
+  (life-line, failure record, progress page, log, log records, the warden's report) and a pidfd; `Child.close` closes
+  all of them.
 - The write end of the life-line exists in this process alone: it is close-on-exec, and forks made by Python
   close it. When it closes, the kernel kills the child.
 - The child is reaped here and nowhere else, under the handle's lock. Its process group is killed just before,
@@ -40,7 +41,9 @@ from muro.config import child_environment
 from muro.errors import ConfigError, StartupError
 from muro.launch.death import UNKNOWN_STATUS, Death
 from muro.launch.interpreter import executable, import_path, interpreter_arguments
+from muro.launch.logs import LogReader
 from muro.launch.tree import Tree
+from muro.observe.log import Thresholds
 from muro.transport.page import ProgressPage
 from muro.wire.failure import FailureRecord
 from muro.wire.progress import Progress
@@ -92,7 +95,7 @@ def spawn(
     name = name or target
     try:
         return _spawn(target, payload, title, child_environment(env or {}), name, generation)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         raise StartupError(f"{name} did not start: no process could be made for it: {error}", phase="spawn") from error
 
 
@@ -101,9 +104,10 @@ def _spawn(
 ) -> Child:
     with contextlib.ExitStack() as lent, contextlib.ExitStack() as kept:
         _avoid_standard_descriptors(lent)
-        parts = _Parts.open(kept, generation)
+        parts = _Parts.open(kept, name, generation)
         lifeline_read, parts.lifeline = _lifeline(lent, kept)
         report_write = parts.tree.lend(lent)
+        records = parts.logs.open(lent)
         config = ChildConfig(
             target=target,
             name=name,
@@ -112,6 +116,8 @@ def _spawn(
             failure_fd=parts.failure,
             page_fd=parts.page.fileno(),
             log_fd=parts.log,
+            records_fd=records,
+            thresholds=Thresholds.now(),
             report_fd=report_write,
             tree=parts.tree.token,
             sys_path=import_path(),
@@ -124,7 +130,7 @@ def _spawn(
             stdin=subprocess.DEVNULL,
             stdout=parts.log,
             stderr=parts.log,
-            pass_fds=(config_fd, lifeline_read, report_write, parts.failure, parts.page.fileno(), parts.log),
+            pass_fds=(config_fd, lifeline_read, report_write, records, parts.failure, parts.page.fileno(), parts.log),
             env=env | parts.tree.environment(),
             process_group=0,  # Ctrl-C on the terminal reaches the parent first, which then decides
         )
@@ -137,15 +143,16 @@ def _spawn(
 class _Parts:
     """What this process keeps of a child's descriptors."""
 
-    def __init__(self, page: ProgressPage, failure: int, log: int, tree: Tree) -> None:
+    def __init__(self, name: str, page: ProgressPage, failure: int, log: int, tree: Tree) -> None:
         self.page = page
         self.failure = failure
         self.log = log
+        self.logs = LogReader(name, log)
         self.tree = tree
         self.lifeline = -1
 
     @classmethod
-    def open(cls, kept: contextlib.ExitStack, generation: int) -> _Parts:
+    def open(cls, kept: contextlib.ExitStack, name: str, generation: int) -> _Parts:
         page = ProgressPage.create(generation=generation)
         kept.callback(page.close)
         page.set_phase(_FIRST_PHASE)
@@ -153,7 +160,7 @@ class _Parts:
         kept.callback(os.close, log)
         tree = Tree()
         kept.callback(tree.close)
-        return cls(page, _memory_file(kept, "muro-failure", b""), log, tree)
+        return cls(name, page, _memory_file(kept, "muro-failure", b""), log, tree)
 
     def close(self) -> None:
         _close_lifeline(self.lifeline)
@@ -292,6 +299,7 @@ class Child:
             self.kill()
             if self.wait(_REAP_TIMEOUT):
                 self._parts.tree.clear()
+                self._parts.logs.close()
             self._closed = True
             self._parts.close()
             self._let_go()
@@ -342,7 +350,8 @@ def _kill_unheld(process: subprocess.Popen[bytes]) -> None:
 
 def _json(config: ChildConfig) -> bytes:
     try:
-        return json.dumps(msgspec.structs.asdict(config)).encode()
+        thresholds = msgspec.to_builtins(config.thresholds)
+        return json.dumps(msgspec.structs.asdict(config) | {"thresholds": thresholds}).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the settings of {config.name} must be plain JSON values: {error}") from error
 

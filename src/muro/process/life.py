@@ -14,6 +14,7 @@ from muro.config import EngineConfig
 from muro.engine.interface import EngineCore, Report
 from muro.engine.loader import load_engine
 from muro.errors import ConfigError, RemoteProtocolError
+from muro.observe.log import TOLD
 from muro.process.proc import EngineCoreProc
 from muro.process.rejoin import Rejoin
 from muro.transport.page import ProgressPage
@@ -90,7 +91,13 @@ class Life:
             log.warning("the front-end broke the handshake: %s", error)
             return ExitCode.LOST_PARENT
         # A wrong setting says all in its message; anything else is to be found by its traceback.
-        log.error("the engine failed in phase %r: %s", proc.phase, error, exc_info=not isinstance(error, ConfigError))
+        log.error(
+            "the engine failed in phase %r: %s",
+            proc.phase,
+            error,
+            exc_info=not isinstance(error, ConfigError),
+            extra=TOLD,
+        )
         self._report_failure(FailureRecord.of(proc.phase, error))
         proc.announce_death()
         return ExitCode.CONFIG if isinstance(error, ConfigError) and code is ExitCode.STARTUP_FAILED else code
@@ -100,7 +107,7 @@ class Life:
         try:
             proc.close(keep_engine=keep)
         except BaseException as error:
-            log.exception("the engine failed while it shut down")
+            log.exception("the engine failed while it shut down", extra=TOLD)
             self._report_failure(FailureRecord.of(proc.phase, error))
             code = ExitCode.ENGINE_FAILED if code in (ExitCode.STOPPED, ExitCode.LOST_PARENT) else code
         if not keep:

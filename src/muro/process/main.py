@@ -15,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from muro.child.context import ChildContext
+from muro.child.logs import set_level
 from muro.child.signals import StopSignals
 from muro.config import EngineConfig
 from muro.process.life import Life
@@ -31,7 +32,7 @@ LAST_WORDS_TIMEOUT = 5.0
 def run_engine_core(context: ChildContext) -> int:
     """Target of a spawned child: run the engine of `context.payload`; returns the exit code."""
     config = msgspec.convert(context.payload, EngineConfig)
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_level(config.log_level)
     return run(config, context.page, context.report_failure)
 
 

@@ -28,6 +28,7 @@ from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp,
 from muro.engine.host import EngineHost
 from muro.errors import BodyTooLargeError, InternalError, InvalidRequestError, RequestError
 from muro.ids import ClientIndex
+from muro.observe.log import TOLD
 from muro.process.attention import Attention
 from muro.process.contact import CONNECT_PATIENCE, Contact
 from muro.process.peers import PeerLayouts
@@ -138,7 +139,7 @@ class Receiver:
         try:
             self._serve(sockets)
         except BaseException as error:
-            log.exception("the receiver thread failed")
+            log.exception("the receiver thread failed", extra=TOLD)
             cause = InternalError(f"the input thread died: {type(error).__name__}: {error}")
             self._inbox.put(ExecutorFailed(cause))
             self.failure = error

@@ -18,6 +18,7 @@ from muro.config import Limits
 from muro.engine.events import ExecutorFailed, Routed
 from muro.errors import InternalError
 from muro.ids import COORDINATOR, ClientIndex
+from muro.observe.log import TOLD
 from muro.process.attention import Attention
 from muro.process.lane import Lane
 from muro.process.peers import PeerLayouts
@@ -75,7 +76,7 @@ class Sender:
         try:
             last = self._serve(sockets)
         except BaseException as error:
-            log.exception("the sender thread failed")
+            log.exception("the sender thread failed", extra=TOLD)
             self._inbox.put(ExecutorFailed(InternalError(f"the output thread died: {type(error).__name__}: {error}")))
         finally:
             for socket in sockets:
