@@ -167,7 +167,7 @@ def test_a_poisonous_request_is_given_up_and_its_neighbours_are_served(fault: st
             neighbours = [asyncio.create_task(told(llm, number)) for number in range(8)]
             await asyncio.sleep(0.05)
             poison = muro.SamplingParams(max_tokens=50, extra_args={"fault": fault})
-            with pytest.raises(RequestFailedError, match=rf"{deaths} times .* the last time alone") as raised:
+            with pytest.raises(RequestFailedError, match=rf"{deaths} times .* nothing else explains") as raised:
                 async for _ in llm.generate("poison", poison):
                     pass
             assert isinstance(raised.value.__cause__, EngineDeadError)
@@ -293,7 +293,7 @@ def test_a_poisonous_request_in_a_call_of_llm() -> None:
     with muro.LLM(engine="sim", options=SIM, on_engine_death="replay") as llm:
         fine = muro.SamplingParams(max_tokens=5, ignore_eos=True)
         poison = muro.SamplingParams(max_tokens=5, extra_args={"fault": "step:signal=SIGSEGV"})
-        with pytest.raises(RequestFailedError, match="the last time alone"):
+        with pytest.raises(RequestFailedError, match="nothing else explains"):
             llm.generate(["a", "b", "c"], [fine, poison, fine])
         assert len(llm.generate("a", fine)[0].outputs[0].token_ids) == 5
 

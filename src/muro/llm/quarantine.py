@@ -5,10 +5,11 @@ Every request that is on its way through an engine when it dies is under suspici
 - Each death is a strike; a new token wipes the strikes off. With two strikes a request is *suspect*.
 - Suspects are tried one at a time, and nobody else is let in meanwhile; those with the fewest tokens first, since what
   kills an engine at once has none. A trial ends with a new token.
-- A request is convicted only by a death that it was alone in: its second crash alone, or the second strike. If
-  somebody else may have sent the signal, it takes `PATIENCE` such deaths in a row without a token.
+- A crash convicts a request that was alone in it, if it was its second crash alone, or its second strike.
+- A signal that somebody else may have sent says less. It convicts a request if `PATIENCE` deaths in a row hit it
+  as the only one that had no token yet. Between them all others are tried, which shows whether it dies without it.
 
-A trial does not wait for those who run already. If the engine dies then, nobody was alone; but after that death
+A trial does not wait for those who run already. If the engine crashes then, nobody was alone; but after that death
 nobody runs any more, so that the next trial is one.
 """
 
@@ -25,28 +26,26 @@ Engine = tuple[int, int]
 SUSPECT = 2
 """Strikes that make a suspect."""
 PATIENCE = 3
-"""Deaths alone, without a token in between, that convict although a signal from outside may have been the cause."""
+"""Deaths in a row that convict although somebody else may have sent the signal."""
 
 
 class Case:
     """What is known of one request."""
 
-    __slots__ = (
-        "crashes_alone",
-        "deaths",
-        "engine",
-        "killed_alone",
-        "number",
-        "strikes",
-        "tokens",
-        "verdict",
-    )
+    __slots__ = ("bare", "crashes", "deaths", "engine", "killed", "number", "strikes", "tokens", "verdict")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        """In order of arrival."""
         self.engine: Engine | None = None
+        self.bare = True
+        """Whether its present attempt has no token yet."""
         self.deaths: list[Engine] = []
-        self.tokens = self.strikes = self.crashes_alone = self.killed_alone = 0
+        self.tokens = self.strikes = 0
+        self.crashes = 0
+        """In which it was alone."""
+        self.killed = 0
+        """Deaths in a row, by signals that anybody may have sent, in which it was the only bare one."""
         self.verdict: RequestFailedError | None = None
 
     @property
@@ -54,9 +53,9 @@ class Case:
         return self.strikes >= SUSPECT
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int, int]:
         """Who is tried first: the lowest."""
-        return self.tokens, self.number
+        return self.killed, self.tokens, self.number
 
 
 class Quarantine:
@@ -124,6 +123,7 @@ class Quarantine:
         """It was sent to an engine."""
         case = self._cases[key]
         case.engine = engine
+        case.bare = True
         self._running.setdefault(engine, {})[key] = case
 
     def delivered(self, key: Hashable, count: int) -> bool:
@@ -133,7 +133,7 @@ class Quarantine:
         """
         case = self._cases[key]
         case.tokens += count
-        case.killed_alone = 0
+        case.killed, case.bare, case.verdict = 0, False, None
         case.strikes = 0 if case.engine is not None else min(case.strikes, 1)
         if self._tried != key:
             return False
@@ -151,13 +151,31 @@ class Quarantine:
             case.strikes += 1
             if self._tried == key:
                 self._tried = None
-            if len(lost) == 1:
-                _judge(case, death)
+        self._judge(list(lost.values()), death)
         return True
 
     def verdict(self, key: Hashable) -> RequestFailedError | None:
         """The error of a convicted request: it must not run again."""
         return self._cases[key].verdict
+
+    def _judge(self, lost: list[Case], death: EngineDeadError) -> None:
+        """Weigh a death that hit `lost`."""
+        bare = [case for case in lost if case.bare]
+        sole = bare[0] if len(bare) == 1 and sent_by_others(death) else None
+        for case in self._cases.values():
+            if case is not sole:
+                case.killed = 0
+        if sole is not None:
+            sole.killed += 1
+            guilty, accused = sole.killed >= PATIENCE, sole
+        elif len(lost) == 1 and not sent_by_others(death):
+            accused = lost[0]
+            accused.crashes += 1
+            guilty = accused.suspect or accused.crashes >= SUSPECT
+        else:
+            return
+        if guilty:
+            accused.verdict = _verdict(accused, death)
 
     def _stop(self, key: Hashable, case: Case) -> None:
         """It is on no engine any more."""
@@ -168,23 +186,11 @@ class Quarantine:
                 del self._running[case.engine]
 
 
-def _judge(case: Case, death: EngineDeadError) -> None:
-    """Weigh a death that a request was alone in."""
-    if sent_by_others(death):
-        case.killed_alone += 1
-        guilty = case.killed_alone >= PATIENCE
-    else:
-        case.crashes_alone += 1
-        guilty = case.suspect or case.crashes_alone >= SUSPECT
-    if guilty:
-        case.verdict = _verdict(case, death)
-
-
 def _verdict(case: Case, death: EngineDeadError) -> RequestFailedError:
     times = ", ".join(f"engine {rank} generation {generation}" for rank, generation in case.deaths[-8:])
     error = RequestFailedError(
-        f"this request was running when its engine died, {len(case.deaths)} times ({times}), the last time alone; "
-        f"it is not tried again. {death.message}"
+        f"this request was running when its engine died, {len(case.deaths)} times ({times}), and nothing else explains "
+        f"it; it is not tried again. {death.message}"
     )
     error.__cause__ = death
     return error

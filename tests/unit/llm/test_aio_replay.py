@@ -532,7 +532,7 @@ def test_a_poisonous_request_is_found_and_nobody_else_is_hurt() -> None:
                 await settle()
                 client.replace()
         assert all(task.done() for task in tasks)
-        with pytest.raises(RequestFailedError, match=r"3 times .* the last time alone"):
+        with pytest.raises(RequestFailedError, match=r"3 times .* nothing else explains"):
             poison.result()
         for task in [*innocent, *late]:
             assert len(task.result()) == 15

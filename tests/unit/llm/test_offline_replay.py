@@ -112,7 +112,7 @@ def test_it_reads_like_an_undisturbed_run(
 def test_a_poisonous_request_fails_its_call() -> None:
     """Two deaths make all suspect; in the third one another request ran that had been cleared just before."""
     client = MortalBatches(engine, {})
-    with pytest.raises(RequestFailedError, match=r"4 times .* the last time alone"):
+    with pytest.raises(RequestFailedError, match=r"4 times .* nothing else explains"):
         run(batch_over(client), requests([20], [13], [21]))
     assert client.generation == 3
 
