@@ -5,6 +5,7 @@ Structs here cross the boundary between parent and child as JSON, so they hold p
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -162,6 +163,65 @@ def socket_root(environ: Mapping[str, str] | None = None) -> str:
     """Directory below which private socket directories are made: $MURO_SOCKET_DIR, else the temp directory."""
     env = os.environ if environ is None else environ
     return env.get("MURO_SOCKET_DIR") or env.get("TMPDIR") or "/tmp"
+
+
+def engine_environment(additional: Mapping[str, str], engines: int) -> dict[str, str]:
+    """What is added to the environment of each of several engines on one machine.
+
+    The CPUs that this process may use are shared out among them: MURO_CPUS says how many each has, and the number of
+    threads of OpenMP (and so of BLAS libraries) and of Rayon follow. What is set already, there or here, stays.
+    """
+    share = str(max(1, available_cpus() // max(1, engines)))
+    names = ("MURO_CPUS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS")
+    return {name: share for name in names if name not in os.environ} | dict(additional)
+
+
+def engine_cpus(environ: Mapping[str, str] | None = None) -> int:
+    """CPUs that an engine should use: $MURO_CPUS, or all that this process may. Raises ConfigError."""
+    env = os.environ if environ is None else environ
+    if (given := env.get("MURO_CPUS")) is None:
+        return available_cpus()
+    if not given.isdecimal() or int(given) < 1:
+        raise ConfigError(f"MURO_CPUS is {given!r}; it is a number of CPUs, at least 1")
+    return int(given)
+
+
+def available_cpus(control_groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+    """CPUs that this process may use: its affinity mask, cut down to the quotas of its control groups.
+
+    Args:
+        control_groups: where their file systems, version 2 or 1, are mounted.
+        membership: names the groups of this process; their parents count, too.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for group in _groups(membership) if (quota := _quota(control_groups, group)) is not None]
+    # A part of a CPU counts as one more thread: better throttled now and then than idle.
+    return max(1, min([allowed, *map(math.ceil, quotas)]))
+
+
+def _groups(membership: Path) -> set[str]:
+    """The control groups of this process and their parents, relative to where they are mounted."""
+    try:
+        rows = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        rows = []
+    own = {row[2].strip("/") for row in rows if len(row) == 3 and (not row[1] or "cpu" in row[1].split(","))}
+    return {""} | {str(path) for group in own for path in (Path(group), *Path(group).parents)}
+
+
+def _quota(control_groups: Path, group: str) -> float | None:
+    """CPUs granted by a control group; None if it sets no limit."""
+    try:
+        if (version_2 := control_groups / group / "cpu.max").exists():
+            quota, period = version_2.read_text().split()
+        else:
+            version_1 = control_groups / "cpu" / group
+            quota = (version_1 / "cpu.cfs_quota_us").read_text()
+            period = (version_1 / "cpu.cfs_period_us").read_text()
+        granted = float(quota) / float(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no control group, or "max"
+        return None
+    return granted if granted > 0 else None
 
 
 def child_environment(additional: Mapping[str, str]) -> dict[str, str]:

@@ -34,9 +34,7 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 @flags(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """See `HELP`."""
-    logging.basicConfig(
-        level=_level(options.log_level), format="%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=_level(options.log_level), format=_LOG_FORMAT)
     choice = _choice(options)
     sys.exit(_headless(options, choice) if options.headless else _serve(options, choice))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from muro.config import ConnectConfig, CurveKeys, EngineConfig
+from muro.config import ConnectConfig, CurveKeys, EngineConfig, engine_environment
 from muro.errors import ConfigError
 from muro.ids import EngineRank, Generation
 from muro.wire.handshake import Addresses, Expected, Features, Init
@@ -85,7 +85,7 @@ def plan_launch(
         local=local,
         expected=expected,
         startup_timeout=config.startup_timeout,
-        env=config.env,
+        env=engine_environment(config.env, num_local),
     )
 
 

@@ -23,7 +23,7 @@ def test_all_engines_are_local_by_default() -> None:
         (1, "ipc:///h", True, False),
     ]
     assert made.expected[SECOND] == Expected(local=True, headless=False)
-    assert (made.env, made.startup_timeout) == ({"A": "b"}, 5)
+    assert (made.env["A"], made.startup_timeout) == ("b", 5)
     assert made.init.addresses == ADDRESSES
     assert made.init.parallel_config == {}
     assert made.init.muro == Features("1")

@@ -16,9 +16,10 @@ from typing import Any
 
 import openvino as ov
 
+from muro.config import engine_cpus
 from muro.engine.interface import Report
 from muro.engines.openvino import graph
-from muro.engines.openvino.options import OpenVINOOptions, available_cpus
+from muro.engines.openvino.options import OpenVINOOptions
 from muro.engines.openvino.weights import open_checkpoint
 from muro.models.atomic import publish
 from muro.models.config import ModelConfig, ModelDir
@@ -78,7 +79,7 @@ def _properties(options: OpenVINOOptions) -> dict[str, Any]:
         # Otherwise CPUs that have them compute in bf16 or f16, and results depend on the machine.
         "INFERENCE_PRECISION_HINT": "f32",
         "KV_CACHE_PRECISION": options.cache,
-        "INFERENCE_NUM_THREADS": options.threads or available_cpus(),
+        "INFERENCE_NUM_THREADS": options.threads or engine_cpus(),
         "NUM_STREAMS": 1,
         # I/O threads and the front-end share these CPUs, so the kernel must be free to move ours.
         "ENABLE_CPU_PINNING": False,

@@ -1,10 +1,7 @@
-"""What can be set about the OpenVINO engine, and how many CPUs it may use."""
+"""What can be set about the OpenVINO engine."""
 
 from __future__ import annotations
 
-import math
-import os
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -24,7 +21,7 @@ class OpenVINOOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     """The most tokens of one sequence; None: what the model was trained for, as far as the cache can hold it."""
     threads: int | None = None
-    """Threads that compute; None: one per CPU that this process may use."""
+    """Threads that compute; None: one for each CPU that is this engine's share (see `config.engine_cpus`)."""
     max_num_seqs: int = 64
     """Sequences that run at once; on a few CPUs more of them bring no more tokens per second."""
     max_num_batched_tokens: int = 256
@@ -35,25 +32,3 @@ class OpenVINOOptions(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be positive")
-
-
-def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs that this process may use: its affinity mask, cut down to the quota of its control group."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota(cgroup)
-    # A part of a CPU counts as one more thread: better throttled now and then than idle.
-    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
-
-
-def _cgroup_quota(cgroup: Path) -> float | None:
-    """CPUs granted by the control group, version 2 or 1; None if it sets no limit."""
-    try:
-        if (version_2 := cgroup / "cpu.max").exists():
-            quota, period = version_2.read_text().split()
-        else:
-            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
-        granted = float(quota) / float(period)
-    except (OSError, ValueError, ZeroDivisionError):  # no control group, or "max"
-        return None
-    return granted if granted > 0 else None
