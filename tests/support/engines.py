@@ -180,3 +180,19 @@ class Talkative(EchoEngine):
         for number in range(self._flood):
             logging.getLogger("third.party").warning("record %d %s", number, "x" * 500)
         return super().step(take_aborts)
+
+
+class Surveyor(EchoEngine):
+    """Tells of its surroundings, after it has made a BLAS library start its threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        before = len(os.listdir("/proc/self/task"))
+        import numpy as np
+
+        np.ones((600, 600)) @ np.ones((600, 600))
+        self._blas_threads = len(os.listdir("/proc/self/task")) - before
+
+    @operation
+    def survey(self) -> dict[str, str]:
+        return {**os.environ, "blas threads": str(self._blas_threads)}
