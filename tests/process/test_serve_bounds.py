@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.support.deadline import until
-from tests.support.server import Server
+from tests.support.server import Server, answer_on
 
 LONG = {"prompt": "abc", "max_tokens": 4000}
 MOST_CONNECTIONS = 12
@@ -124,14 +124,6 @@ def received(connection: socket.socket) -> tuple[bytes, float]:
     while part := connection.recv(65536):
         data += part
     return data, time.monotonic() - began
-
-
-def answer_on(connection: socket.socket) -> bytes:
-    """One answer on a connection that stays open."""
-    with connection.makefile("rb") as file:
-        head = b"".join(iter(file.readline, b"\r\n"))
-        length = next(line for line in head.splitlines() if line.startswith(b"content-length:"))
-        return head + file.read(int(length.partition(b":")[2]))
 
 
 def test_a_head_that_does_not_arrive(server: Server) -> None:

@@ -18,15 +18,25 @@ from tests.support.deadline import until
 
 
 class Server:
-    """`muro serve` on a free port. Leaving the block ends it, if the test has not."""
+    """`muro serve` on a free port. Leaving the block ends it, if the test has not.
 
-    def __init__(self, *arguments: str) -> None:
+    Args:
+        arguments: flags.
+        file_limit: soft and hard limit of open files that it starts with; None: as here.
+    """
+
+    def __init__(self, *arguments: str, file_limit: tuple[int, int | None] | None = None) -> None:
         self._arguments = arguments
+        self._file_limit = file_limit
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "muro", "serve", "--port", "0", *self._arguments]
+        if self._file_limit is not None:
+            soft, hard = self._file_limit
+            limits = f"resource.setrlimit(7, ({soft}, {hard or 'resource.getrlimit(7)[1]'}))"
+            command = [sys.executable, "-c", f"import os, resource; {limits}; os.execv({command[0]!r}, {command!r})"]
         self.process = subprocess.Popen(
             command, stdout=self._output, stderr=self._errors, start_new_session=True, bufsize=0
         )
@@ -106,6 +116,14 @@ class Server:
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         connection.sendall(head.encode() + body)
+
+
+def answer_on(connection: socket.socket) -> bytes:
+    """One whole answer, of a connection that stays open."""
+    with connection.makefile("rb") as file:
+        head = b"".join(iter(file.readline, b"\r\n"))
+        length = next(line for line in head.splitlines() if line.startswith(b"content-length:"))
+        return head + file.read(int(length.partition(b":")[2]))
 
 
 def _read(file: Any) -> str:

@@ -18,7 +18,7 @@ from muro.server.connection import Connections, bound_buffers
 
 LAST_WORDS = 2.0
 """Seconds that answers which were just ended get to reach their callers."""
-_BACKLOG = 2048
+_BACKLOG = 4096
 
 
 def tls_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | None:
