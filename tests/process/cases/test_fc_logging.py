@@ -5,14 +5,16 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
-from muro import SyncMPClient, connect
+from muro import FinishReason, SyncMPClient, connect
 from tests.support.asking import FOREVER, ask
 from tests.support.counts import count
 from tests.support.deadline import until
 from tests.support.programs import run
+from tests.support.rawpeer import raw_peer
 
 pytestmark = [pytest.mark.cases, pytest.mark.timeout(120)]
 
@@ -163,3 +165,18 @@ def test_fc35_a_reader_of_logs_that_stands_still_holds_no_step_up(kept: Kept) ->
 def again(client: SyncMPClient, kept: Kept) -> bool:
     say(client, logging.WARNING, "after the flood")
     return any("were dropped" in text for text in kept.said())
+
+
+def test_fc35_outputs_and_statistics_that_nobody_reads_hold_no_step_up() -> None:
+    """One front-end reads, one has a stream, and statistics with it, and never looks."""
+    settings = {"limits": {"max_bytes_in_flight": 64 << 10}}
+    steps = count(2000, 20_000)
+    with raw_peer("faulty", clients=2, settings=settings, step_ms=0.2) as peer:
+        reading, deaf = peer.clients
+        deaf.add(ask("deaf", FOREVER))
+        reading.add(ask("heard", steps))
+        assert reading.finish("heard")[0].finish_reason is FinishReason.LENGTH
+        gaps = sorted(after - before for before, after in pairwise(reading.times))
+        print(f"\n{steps} steps, longest gap {gaps[-1] * 1000:.0f} ms, median {gaps[len(gaps) // 2] * 1000:.2f} ms")
+        assert gaps[-1] < 1.0
+        assert peer.child.poll() is None
