@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from muro.clients.inproc import InprocClient
     from muro.clients.interface import EngineStatus, OutputBatch
     from muro.clients.sync import SyncMPClient
-    from muro.config import ConnectConfig, EngineConfig
+    from muro.config import ConnectConfig, EngineConfig, RestartPolicy
     from muro.engine.interface import Engine, EngineCore, EngineInfo, StepResult, operation
     from muro.errors import (
         CallError,
         ClientClosedError,
         ConfigError,
+        CrashLoopError,
         EngineDeadError,
         InvalidRequestError,
         MuroError,
@@ -41,6 +42,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "ConnectConfig",
+    "CrashLoopError",
     "Engine",
     "EngineConfig",
     "EngineCore",
@@ -57,6 +59,7 @@ __all__ = [
     "PoolingParams",
     "RequestError",
     "RequestOutput",
+    "RestartPolicy",
     "SamplingParams",
     "StartupError",
     "StepResult",
@@ -72,11 +75,11 @@ _HOME = {
     "muro.clients.inproc": "InprocClient",
     "muro.clients.interface": "EngineStatus OutputBatch",
     "muro.clients.sync": "SyncMPClient",
-    "muro.config": "ConnectConfig EngineConfig",
+    "muro.config": "ConnectConfig EngineConfig RestartPolicy",
     "muro.engine.interface": "Engine EngineCore EngineInfo StepResult operation",
     "muro.errors": (
-        "CallError ClientClosedError ConfigError EngineDeadError InvalidRequestError MuroError RequestError "
-        "StartupError"
+        "CallError ClientClosedError ConfigError CrashLoopError EngineDeadError InvalidRequestError MuroError "
+        "RequestError StartupError"
     ),
     "muro.llm.aio": "AsyncLLM",
     "muro.llm.offline": "LLM",

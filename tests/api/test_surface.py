@@ -14,10 +14,10 @@ SURFACE = {
     "muro": {
         *("AsyncMPClient", "InprocClient", "SyncMPClient", "connect", "connect_async"),
         *("LLM", "AsyncLLM", "RequestOutput", "CompletionOutput"),
-        *("ConnectConfig", "EngineConfig", "EngineStatus", "OutputBatch"),
+        *("ConnectConfig", "EngineConfig", "EngineStatus", "OutputBatch", "RestartPolicy"),
         *("EngineCoreOutput", "EngineCoreRequest", "FinishReason", "PoolingParams", "SamplingParams"),
         *("Engine", "EngineCore", "EngineInfo", "StepResult", "operation"),
-        *("CallError", "ClientClosedError", "ConfigError", "EngineDeadError"),
+        *("CallError", "ClientClosedError", "ConfigError", "CrashLoopError", "EngineDeadError"),
         *("InvalidRequestError", "MuroError", "RequestError", "StartupError"),
     },
     "muro.engine": {"Engine", "EngineCore", "EngineInfo", "StepResult", "operation"},
