@@ -22,7 +22,8 @@ _HTTP, _ENGINE, _MANY = "HTTP", "Model and engine", "Engines elsewhere"
 
 EXIT_CODES = """\
 Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while serving; 11 it did not start;
-12 (with --headless) the front-end has gone; 13 the engine died more often than --restart-budget allows."""
+12 (with --headless) the front-end has gone; 13 the engine died more often than --restart-budget allows; 130, 143
+forced by a fifth signal."""
 
 
 class ServeOptions(HttpOptions, frozen=True, kw_only=True):
@@ -142,7 +143,7 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
         typer.Option(
             min=0,
             help="Seconds that requests under way get after SIGTERM or Ctrl-C; new ones get 503 meanwhile. 0 ends them "
-            "at once. A second signal ends the patience; further ones change nothing.",
+            "at once. A second signal ends the patience; the fifth kills the engines at once.",
             rich_help_panel=_HTTP,
         ),
     ] = 0.0

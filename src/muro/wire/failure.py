@@ -94,6 +94,8 @@ _EXIT_WORDS: Final = {
     ExitCode.LOST_PARENT: "its parent had gone",
     ExitCode.CRASH_LOOP: "its engine died again and again",
 }
+_FORCED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""See `child.signals`."""
 _SIGNAL_HINTS: Final = {
     "SIGKILL": "the kernel kills so when memory runs out: see dmesg",
     "SIGSEGV": "a fault in native code",
@@ -115,6 +117,8 @@ def describe_exit(status: int | None) -> str:
             name = f"signal {-status}"
         hint = _SIGNAL_HINTS.get(name)
         return f"killed by {name}" + (f" ({hint})" if hint else "")
+    if status in _FORCED:
+        return f"exit code {status} (it was forced by the fifth stop signal)"
     words = _EXIT_WORDS.get(ExitCode(status)) if status in ExitCode._value2member_map_ else None
     return f"exit code {status}" + (f" ({words})" if words else "")
 

@@ -107,6 +107,7 @@ def test_calls_during_shutdown() -> None:
         (0, "exit code 0 (it was asked to stop)"),
         (1, "exit code 1"),
         (10, "exit code 10 (the engine failed)"),
+        (143, "exit code 143 (it was forced by the fifth stop signal)"),
         (-signal.SIGKILL, "killed by SIGKILL (the kernel kills so when memory runs out: see dmesg)"),
         (-signal.SIGSEGV, "killed by SIGSEGV (a fault in native code)"),
         (-signal.SIGUSR1, "killed by SIGUSR1"),
