@@ -24,4 +24,5 @@ def test_nothing_is_named_that_is_not_checked() -> None:
 @pytest.mark.parametrize(("path", "name"), NAMED)
 def test_a_named_test_exists(path: str, name: str) -> None:
     tree = ast.parse((ROOT / "tests" / path).read_text())
-    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    assert name in {node.name for node in tree.body if isinstance(node, kinds)}

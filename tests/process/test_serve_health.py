@@ -4,12 +4,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.support.deadline import until
 from tests.support.server import Server
@@ -98,28 +97,6 @@ def test_a_stopped_engine_fails_the_probe() -> None:
             os.kill(engine, signal.SIGCONT)
         until(lambda: health(server)[1]["engines"][0]["in_flight"] == 0)
         assert health(server, "?deep=1")[0] == 200
-
-
-@pytest.mark.cases
-@pytest.mark.timeout(120)
-def test_fc05_a_long_step_is_no_alarm() -> None:
-    """FC-05: steps of three seconds, a probe every second: always good, at once, and nothing goes into the engine."""
-    with Server("--engine", "paced", "--engine-option", "step_ms=3000") as server:
-        server.ready()
-        with ThreadPoolExecutor(1) as pool, server.http() as client:
-            body = {"prompt": "abc", "max_tokens": 3}
-            answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60)
-            until(lambda: server.metric("muro:requests_in_progress") == 1)
-            slowest = 0.0
-            while not answer.done():
-                for path in ("/livez", "/readyz", "/health"):
-                    began = time.monotonic()
-                    assert client.get(path).status_code == 200
-                    slowest = max(slowest, time.monotonic() - began)
-                assert health(server)[1]["engines"][0]["in_flight"] <= 1
-                wait([answer], timeout=1.0)
-            assert answer.result().status_code == 200
-            assert slowest < 0.5
 
 
 def test_live_is_not_ready_while_it_drains() -> None:
