@@ -6,8 +6,9 @@ Every request that is on its way through an engine when it dies is under suspici
 - Suspects are tried one at a time, and nobody else is let in meanwhile; those with the fewest tokens first, since what
   kills an engine at once has none. A trial ends with a new token.
 - A crash convicts a request that was alone in it, if it was its second crash alone, or its second strike.
-- A signal that somebody else may have sent says less. It convicts a request if `PATIENCE` deaths in a row hit it
-  as the only one that had no token yet. Between them all others are tried, which shows whether it dies without it.
+- A signal that somebody else may have sent says less. It convicts a request that has `SURE` strikes, if the last
+  `PATIENCE` deaths in a row hit it as the only one that had no token yet; one more for each time that it has gone on
+  after a death. Between them all others are tried, which shows whether the engine dies without it.
 
 A trial does not wait for those who run already. If the engine crashes then, nobody was alone; but after that death
 nobody runs any more, so that the next trial is one.
@@ -26,13 +27,17 @@ Engine = tuple[int, int]
 SUSPECT = 2
 """Strikes that make a suspect."""
 PATIENCE = 3
-"""Deaths in a row that convict although somebody else may have sent the signal."""
+"""Deaths in a row, as the only one without a token, that convict although somebody else may have sent the signal ..."""
+SURE = 5
+"""... together with so many strikes: as many as the default restart budget survives."""
 
 
 class Case:
     """What is known of one request."""
 
-    __slots__ = ("bare", "crashes", "deaths", "engine", "killed", "number", "strikes", "tokens", "verdict")
+    __slots__ = (
+        "bare", "crashes", "deaths", "engine", "killed", "number", "recoveries", "strikes", "tokens", "verdict",
+    )  # fmt: skip
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -46,6 +51,8 @@ class Case:
         """In which it was alone."""
         self.killed = 0
         """Deaths in a row, by signals that anybody may have sent, in which it was the only bare one."""
+        self.recoveries = 0
+        """Attempts after a death that got tokens."""
         self.verdict: RequestFailedError | None = None
 
     @property
@@ -133,6 +140,8 @@ class Quarantine:
         """
         case = self._cases[key]
         case.tokens += count
+        if case.bare and case.deaths and case.engine is not None:
+            case.recoveries += 1
         case.killed, case.bare, case.verdict = 0, False, None
         case.strikes = 0 if case.engine is not None else min(case.strikes, 1)
         if self._tried != key:
@@ -167,7 +176,7 @@ class Quarantine:
                 case.killed = 0
         if sole is not None:
             sole.killed += 1
-            guilty, accused = sole.killed >= PATIENCE, sole
+            guilty, accused = sole.killed >= PATIENCE + sole.recoveries and sole.strikes >= SURE, sole
         elif len(lost) == 1 and not sent_by_others(death):
             accused = lost[0]
             accused.crashes += 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from muro.errors import EngineDeadError
-from muro.llm.quarantine import PATIENCE, Quarantine
+from muro.llm.quarantine import PATIENCE, SURE, Quarantine
 
 CRASH = EngineDeadError("it was killed by SIGSEGV", rank=0, pid=1, exit_status=-11)
 KILLED = EngineDeadError("it was killed by SIGKILL", rank=0, pid=1, exit_status=-9)
@@ -99,15 +99,23 @@ def test_tokens_do_not_excuse_a_second_crash_alone() -> None:
         assert requests.die() == convicted
 
 
-def test_a_signal_that_anybody_may_have_sent_convicts_only_in_a_row() -> None:
+def test_a_signal_that_anybody_may_have_sent_convicts_only_after_so_many_in_a_row() -> None:
     requests = Requests("a")
-    for _ in range(5):
+    for number in range(1, SURE + 1):
+        requests.start()
+        assert requests.die(KILLED) == (["a"] if number == SURE else [])
+
+
+def test_whoever_has_gone_on_after_deaths_is_given_more_time() -> None:
+    requests = Requests("a")
+    recoveries = 4
+    for _ in range(1 + recoveries):
         requests.start()
         requests.token("a")
         assert requests.die(KILLED) == []
-    for number in range(1, PATIENCE + 1):
+    for number in range(1, PATIENCE + recoveries + 1):
         requests.start()
-        assert requests.die(KILLED) == (["a"] if number == PATIENCE else [])
+        assert requests.die(KILLED) == (["a"] if number == PATIENCE + recoveries else [])
 
 
 def test_whoever_has_got_least_is_tried_first() -> None:
@@ -266,7 +274,7 @@ class QuarantineMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """Never so often in a row that even an innocent one would be convicted."""
-        if not any(self.quarantine._cases[key].killed == PATIENCE - 1 for key in self.running):
+        if not any(self.quarantine._cases[key].killed >= PATIENCE - 1 for key in self.running):
             self.die(KILLED)
 
     @rule(data=st.data())
