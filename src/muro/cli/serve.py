@@ -13,6 +13,7 @@ from muro.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from muro.llm.words import ModelChoice
+    from muro.server.lifespan import ServerConfig
     from muro.server.limits import HttpLimits
     from muro.server.service import Service
 
@@ -66,13 +67,12 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     try:
         import uvloop
 
-        from muro.server.lifespan import ServerConfig, bind, serve
+        from muro.server.lifespan import bind, serve
         from muro.server.limits import raise_file_limit
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving HTTP (no module {error.name!r})", "serve") from None
     from muro.cli.progress import StartupShow
     from muro.config import ConnectConfig, EngineConfig
-    from muro.llm.replay import DeathPolicy
 
     choice.engine_config()  # whatever is wrong with it is told before anything else happens
     if options.rejoin:
@@ -92,18 +92,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         restart=restart_policy(options),
         engine=EngineConfig(log_level=options.log_level.upper()),
     )
-    config = ServerConfig(
-        host=options.host,
-        port=options.port,
-        served_names=tuple(options.served_model_name or ()),
-        shutdown_timeout=options.shutdown_timeout,
-        deaths=DeathPolicy(on_engine_death=options.on_engine_death, restart_wait=options.restart_wait),
-        limits=_limits(options),
-        api_key_file=options.api_key_file,
-        tls_certfile=options.ssl_certfile,
-        tls_keyfile=options.ssl_keyfile,
-        allowed_origins=tuple(options.allowed_origins or ()),
-    )
+    config = _server_config(options)
     raise_file_limit()
     listener = bind(config.host, config.port)
     stopping.begin()
@@ -111,7 +100,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
 
         def on_serving(url: str, service: Service) -> None:
             show.close()
-            _announce(url, service)
+            _announce(url, service, keyed=options.api_key_file is not None)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(
@@ -133,6 +122,24 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     return code
 
 
+def _server_config(options: ServeOptions) -> ServerConfig:
+    from muro.llm.replay import DeathPolicy
+    from muro.server.lifespan import ServerConfig
+
+    return ServerConfig(
+        host=options.host,
+        port=options.port,
+        served_names=tuple(options.served_model_name or ()),
+        shutdown_timeout=options.shutdown_timeout,
+        deaths=DeathPolicy(on_engine_death=options.on_engine_death, restart_wait=options.restart_wait),
+        limits=_limits(options),
+        api_key_file=options.api_key_file,
+        tls_certfile=options.ssl_certfile,
+        tls_keyfile=options.ssl_keyfile,
+        allowed_origins=tuple(options.allowed_origins or ()),
+    )
+
+
 def _limits(options: ServeOptions) -> HttpLimits:
     import msgspec
 
@@ -143,7 +150,7 @@ def _limits(options: ServeOptions) -> HttpLimits:
     return msgspec.structs.replace(HttpLimits(), **{name: value for name, value in given.items() if value is not None})
 
 
-def _announce(url: str, service: Service) -> None:
+def _announce(url: str, service: Service, *, keyed: bool) -> None:
     body: dict[str, object] = {"model": service.names[0]}
     if service.llm.words.template is None:
         path = "completions"
@@ -152,7 +159,8 @@ def _announce(url: str, service: Service) -> None:
         path = "chat/completions"
         body |= {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64}
     print(f"{service.names[0]} is served on {url}   (Ctrl-C stops it)")
-    print(f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{json.dumps(body)}'", flush=True)
+    key = " -H 'Authorization: Bearer KEY'" if keyed else ""
+    print(f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'", flush=True)
 
 
 def _check_dialling(options: ServeOptions) -> None:
