@@ -256,7 +256,7 @@ class ReplayedStream:
         if not self._owner.waits_for(death):
             self._end()
             raise death
-        self._death = death
+        self._death = death.with_traceback(None)  # its frames hold this stream
         self._bereft = True
 
     def _check(self) -> None:
