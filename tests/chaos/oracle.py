@@ -15,7 +15,7 @@ without a cause or without a documented code, and a request that is stuck.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -240,8 +240,3 @@ def describe(number: int, asked: Asked, seen: Seen, violation: str) -> str:
     """One violation with what is needed to look for its cause."""
     when = f"{seen.began:.2f} to {seen.ended:.2f} s"
     return f"request {number} ({asked.kind}{' ' + asked.fault if asked.fault else ''}, {when}): {violation}"
-
-
-def overlapping(windows: Iterable[Window], began: float) -> list[Window]:
-    """The faults that a request which began then, or a later one, may still have met."""
-    return [window for window in windows if window.ended >= began]

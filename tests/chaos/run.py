@@ -1,20 +1,18 @@
 """One run: load that never pauses, one fault after the other, an account of everything.
 
-Two tasks: `_offer` sends requests at random moments, `_harm` commits faults and waits each time until all is well
-again. Early and at the end the load pauses until the server is idle, and its size is taken.
+`offer` sends requests at random moments, `harm` commits faults and waits each time until all is well again. Early and
+at the end the load pauses until the server is idle, and its size is taken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
-from typing import Any
 
 import msgspec
 
 from tests.chaos import load, requests
-from tests.chaos.faults import OUTSIDE, FaultKind, Scene
+from tests.chaos.faults import OUTSIDE, Scene
 from tests.chaos.oracle import Asked, Ledger, Oracle, Window
 from tests.chaos.report import Result
 from tests.chaos.world import STALL_LIMIT, Growing, Health, World, now
@@ -55,6 +53,7 @@ class Run:
         self._flow = asyncio.Event()
         self._flow.set()
         self._number = 0
+        self._harming = False
 
     def clock(self) -> float:
         """Seconds since the beginning."""
@@ -95,16 +94,14 @@ class Run:
             await asyncio.sleep(SETTLE_EVERY)
             self.judge()
 
-    def judge(self) -> None:
+    def judge(self, *, finally_: bool = False) -> None:
         """Take the verdicts in."""
-        if self._harming:
+        if self._harming and not finally_:
             return  # how long the present fault lasts is not known yet
         outcomes, violations = self.ledger.settle(self.windows)
         self.result.outcomes += outcomes
         self.result.violations += violations
         self.windows = [w for w in self.windows if w.ended > self.clock() - 2 * PATIENCE]
-
-    _harming = False
 
     async def harm(self) -> None:
         """One fault after the other until the time is over. Raises NotWellError."""
@@ -194,7 +191,7 @@ async def run(world: World, plan: Plan) -> Result:
     """Do it all, and stop the server in the end."""
     state = Run(world, plan)
     result = state.result
-    around = [asyncio.create_task(job) for job in _jobs(state)]
+    around = [asyncio.create_task(state.offer()), asyncio.create_task(state.settle())]
     try:
         await state.harm()
         for task in around:
@@ -205,17 +202,12 @@ async def run(world: World, plan: Plan) -> Result:
     for task in around:
         task.cancel()
     await asyncio.gather(*around, return_exceptions=True)
-    state._harming = False
     result.violations += state.ledger.stuck()
-    state.judge()
+    state.judge(finally_=True)
     result.requests = state.ledger.sent
     result.log = world.said()
     await asyncio.to_thread(_stop, world, result)
     return result
-
-
-def _jobs(state: Run) -> list[Coroutine[Any, Any, None]]:
-    return [state.offer(), state.settle()]
 
 
 def _stop(world: World, result: Result) -> None:
@@ -226,6 +218,3 @@ def _stop(world: World, result: Result) -> None:
     if result.exit_code != 0:
         result.violations.append(f"the server ended with code {result.exit_code}")
     result.violations += [f"left behind: {what}" for what in world.left_behind()]
-
-
-__all__ = ["FaultKind", "Plan", "Run", "run"]
