@@ -92,6 +92,7 @@ def test_descendants_end_too(parent: Parent) -> None:
         ("os.fork()", "wait_for_signal", "waiting"),
         ("os.fork()", "hold_lock", "holding"),
         ("ctypes.CDLL(None).fork()", "wait_for_signal", "waiting"),
+        ("ctypes.CDLL(None).fork()", "hold_lock", "holding"),  # here the warden alone can act
     ],
 )
 def test_a_fork_of_the_parent_does_not_keep_it_alive(parent: Parent, fork: str, target: str, phase: str) -> None:

@@ -39,22 +39,31 @@ _MOST_PIDS = 256
 """So many of the killed are named in the report."""
 
 
-def post(token: str, parent_pid: int, lifeline_fd: int, report_fd: int) -> None:
+def post_alone() -> None:
+    """The warden of a process that nobody watches over: it marks what it will start, and reports to nobody."""
+    os.environ[TREE] = token = os.urandom(8).hex()
+    with contextlib.suppress(OSError):  # no process can be made: then there is no warden
+        post(token, None, None, os.open(os.devnull, os.O_WRONLY))
+
+
+def post(token: str, parent_pid: int | None, lifeline_fd: int | None, report_fd: int) -> None:
     """Fork the warden of this process, which must have one thread. Closes `report_fd` here.
 
     Args:
         token: value of `TREE` in the environment of all descendants.
-        parent_pid: the front-end, whose end ends this process.
-        lifeline_fd: read end of the life-line.
+        parent_pid: the front-end, whose end ends this process; None: nobody's does.
+        lifeline_fd: read end of the life-line, if there is one.
         report_fd: pipe for the warden's report; its closing says that the warden has gone.
 
     Raises:
         OSError: no process could be made; the child may go on without a warden.
     """
-    watched = [os.pidfd_open(os.getpid()), lifeline_fd]
-    with contextlib.suppress(ProcessLookupError):  # gone already: the life-line will tell
-        watched.append(os.pidfd_open(parent_pid))
     engine = os.getpid()
+    opened = [os.pidfd_open(engine)]
+    if parent_pid is not None:
+        with contextlib.suppress(ProcessLookupError):  # gone already: the life-line will tell
+            opened.append(os.pidfd_open(parent_pid))
+    watched = opened if lifeline_fd is None else [*opened, lifeline_fd]
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         if (between := os.fork()) == 0:
@@ -67,7 +76,7 @@ def post(token: str, parent_pid: int, lifeline_fd: int, report_fd: int) -> None:
         os.waitpid(between, 0)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for descriptor in (report_fd, watched[0], *watched[2:]):
+        for descriptor in (report_fd, *opened):
             os.close(descriptor)
 
 

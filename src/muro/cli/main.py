@@ -29,6 +29,10 @@ def main() -> None:
     if sys.argv[1:2] == ["serve"]:  # before anything is imported that takes its time
         split_if_first()
         stopping.take()
+        if "--headless" in sys.argv:
+            from muro.child.warden import post_alone
+
+            post_alone()
     from muro.errors import MuroError
 
     try:

@@ -40,12 +40,13 @@ class Tree:
         """Return when nothing of the tree is left; its root must have ended. Bounded, and never raises."""
         report = None
         with contextlib.suppress(OSError):
-            if select.select([self._report], [], [], SWEEP_TIMEOUT + 1.0)[0]:
+            if _readable(self._report, SWEEP_TIMEOUT + 1.0):
                 report = read_report(os.read(self._report, _REPORT_BYTES))
         if report is None:
             with contextlib.suppress(OSError):
                 _reap(sweep(self.token))
             return
+        _await_end(report[0])
         _reap([report[0], *report[1]])
 
     def close(self) -> None:
@@ -55,10 +56,26 @@ class Tree:
             self._report = -1
 
 
+def _await_end(pid: int) -> None:
+    """Wait until a warden that has reported has ended, too; that takes it a moment."""
+    with contextlib.suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            _readable(descriptor, _REAP_TIMEOUT)
+        finally:
+            os.close(descriptor)
+
+
 def _reap(pids: list[int]) -> None:
     """Collect those of the ended processes that have become children of ours."""
     deadline = time.monotonic() + _REAP_TIMEOUT
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is None and time.monotonic() < deadline:
-                select.select([], [], [], 0.001)
+                time.sleep(0.001)
+
+
+def _readable(descriptor: int, timeout: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))

@@ -101,16 +101,16 @@ def encode(record: logging.LogRecord, process_name: str, dropped: int = 0) -> by
         process_name = f"{process_name}, {record.processName}"
     return _encoder.encode(
         LogWord(
-            name=record.name[:_MAX_NAME],
+            name=_cut(record.name, _MAX_NAME),
             level=record.levelno,
             message=_cut(record.getMessage(), MAX_RECORD_BYTES // 4),
             created=record.created,
             process=record.process or 0,
-            process_name=process_name[:_MAX_NAME],
-            thread_name=(record.threadName or "")[:_MAX_NAME],
-            path=record.pathname[-1000:],
+            process_name=_cut(process_name, _MAX_NAME),
+            thread_name=_cut(record.threadName or "", _MAX_NAME),
+            path=_cut(record.pathname, 5 * _MAX_NAME),
             line=record.lineno,
-            function=(record.funcName or "")[:_MAX_NAME],
+            function=_cut(record.funcName or "", _MAX_NAME),
             error=None if error is None else _cut(error, MAX_RECORD_BYTES // 2),
             dropped=dropped,
         )

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -142,6 +145,28 @@ def test_an_engine_that_dies_under_a_living_client_takes_its_family_along() -> N
         for one in tree:
             process_ended(one, within=WITHIN)
         assert marked(token) == []
+
+
+@pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGTERM])
+def test_an_engine_that_dials_in_takes_its_family_along(signal_sent: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "muro", "serve", "--headless", "--engine", ENGINE, "-dpp", str(port)]
+    engine = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with connect(host="127.0.0.1", handshake_port=port, num_local_engines=0) as client:
+            assert len(list(client.generate(ask("a")))) == 3
+            token = token_of(until(lambda: children(engine.pid))[0])
+            tree = until(
+                lambda: found if len(found := marked(token)) == FAMILY - 2 else []
+            )  # the workers alone bear it
+            engine.send_signal(signal_sent)
+            for pid in (engine.pid, *tree):
+                process_ended(pid, within=WITHIN)
+        assert marked(token) == []
+    finally:
+        engine.kill()
+        engine.wait()
 
 
 def test_a_warden_holds_nothing_and_cannot_be_told_to_go() -> None:
