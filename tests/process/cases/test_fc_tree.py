@@ -1,5 +1,6 @@
 """FC-05, FC-17: an engine's descendants go with it in every phase, also those that have left its process group."""
 
+import logging
 import os
 import signal
 import socket
@@ -148,7 +149,10 @@ def test_an_engine_that_dies_under_a_living_client_takes_its_family_along() -> N
 
 
 @pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGTERM])
-def test_an_engine_that_dials_in_takes_its_family_along(signal_sent: signal.Signals) -> None:
+def test_an_engine_that_dials_in_takes_its_family_along(
+    signal_sent: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("muro.launch.remotes"), "disabled", True)  # it tells of the loss, rightly
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "muro", "serve", "--headless", "--engine", ENGINE, "-dpp", str(port)]
