@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import secrets
 import sys
 
+from tests.chaos.apart import elsewhere
 from tests.chaos.report import summary
 from tests.chaos.run import Plan, run
 from tests.chaos.world import World
@@ -28,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", default=[], metavar="FAULT", help="this fault alone; may be repeated"
     )
+    parser.add_argument("--apart", action="store_true", help="the engine on another machine, and a cable to cut (root)")
     parser.add_argument("--growth", action="store_true", help="fail if the server grows")
     asked = parser.parse_args(arguments)
     seed = secrets.randbits(31) if asked.seed is None else asked.seed
@@ -41,8 +44,12 @@ def _run(asked: argparse.Namespace, policy: str, seconds: float, seed: int) -> b
     plan = Plan(seconds, asked.rate, seed, policy == "replay", tuple(asked.only), asked.engine)
     print(f"seed {seed}: {seconds:g} s at {asked.rate:g} requests/s, policy {policy}, {asked.engine}", flush=True)
     engine = ["--engine", "sim"] if asked.engine == "sim" else [asked.engine]
-    with World(*engine, "--on-engine-death", policy) as world:
-        result = asyncio.run(run(world, plan))
+    with elsewhere() if asked.apart else contextlib.nullcontext() as there:
+        if asked.apart and there is None:
+            raise SystemExit("network namespaces cannot be made here; root may")
+        flags = [] if there is None else there.server_flags
+        with World(*engine, "--on-engine-death", policy, *flags) as world:
+            result = asyncio.run(run(world, plan, there))
     print(f"{summary(result)}\n", flush=True)
     problems = [*result.violations, *(result.growth_problems() if asked.growth else ())]
     if problems:

@@ -18,6 +18,7 @@ import msgspec
 
 from tests.chaos.oracle import NO_FILES
 from tests.chaos.world import STALL_LIMIT, World
+from tests.support.networks import Cable
 from tests.support.strangers import greeting_templates, mutated, output_templates, request_templates
 
 JUNK = 400
@@ -30,6 +31,8 @@ class Scene(msgspec.Struct):
     world: World
     engine_pid: int
     choose: random.Random
+    cable: Cable | None = None
+    """To the machine of the engine, if that is another one."""
 
 
 class FaultKind(msgspec.Struct, frozen=True):
@@ -149,6 +152,6 @@ OUTSIDE = {
 LEFT_OUT = {
     "clock jumps": "the wall clock belongs to the whole machine, and a time namespace shifts only the monotonic one",
     "lost frames": "sockets of ZeroMQ that stay connected lose nothing; cut messages are part of the junk",
-    "network cut": "engine and server of this run share a machine; see tests/process/test_rejoin.py",
+    "network cut": "engine and server of this run share a machine; another run has them apart: --apart (root)",
 }
 """What is not done, and why."""

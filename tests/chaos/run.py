@@ -12,6 +12,8 @@ import random
 import msgspec
 
 from tests.chaos import load, requests
+from tests.chaos.apart import APART, Elsewhere
+from tests.chaos.apart import POISONS as POISONS_APART
 from tests.chaos.faults import OUTSIDE, Scene
 from tests.chaos.oracle import Asked, Ledger, Oracle, Window
 from tests.chaos.report import Result
@@ -42,9 +44,11 @@ class NotWellError(Exception):
 class Run:
     """The state of one run; `run` below drives it."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, world: World, plan: Plan, there: Elsewhere | None = None) -> None:
         self.world = world
         self.plan = plan
+        self._there = there
+        self._outside = OUTSIDE if there is None else APART
         self.result = Result()
         self.ledger = Ledger(Oracle(replay=plan.replay, patience=PATIENCE))
         self.windows: list[Window] = []
@@ -115,8 +119,9 @@ class Run:
             await self.commit(choose.choice(names), choose)
 
     def _names(self) -> list[str]:
-        names = [*OUTSIDE, *(requests.POISONS if self.plan.engine == "sim" else ())]
-        for name, kind in OUTSIDE.items():
+        poisons = requests.POISONS if self._there is None else POISONS_APART
+        names = [*self._outside, *(poisons if self.plan.engine == "sim" else ())]
+        for name, kind in self._outside.items():
             if why := kind.needs(self.world):
                 self.result.left_out[name] = why
                 names.remove(name)
@@ -127,12 +132,15 @@ class Run:
     async def commit(self, name: str, choose: random.Random) -> None:
         """Commit a fault and wait until all is well."""
         before = (await self.well()).engine
-        lethal = OUTSIDE[name].lethal if name in OUTSIDE else requests.POISONS[name][1]
+        kind = self._outside.get(name)
+        lethal = requests.POISONS[name][1] if kind is None else kind.lethal
         self._harming, began = True, self.clock()
-        if name in OUTSIDE:
-            await OUTSIDE[name].commit(Scene(self.world, before.pid or 0, choose))
-        else:
+        if kind is None:
             await self.start(requests.poison(choose, self.number(), name))
+        elif self._there is None:
+            await kind.commit(Scene(self.world, before.pid or 0, choose))
+        else:
+            await kind.commit(Scene(self.world, self._there.engine_pid, choose, self._there.cable))
         after = (await self.well(before.generation + 1 if lethal else 0)).engine
         ended = self.clock()
         self.windows.append(Window(name, began - MARGIN, ended + MARGIN, lethal))
@@ -187,10 +195,12 @@ class Run:
         return size
 
 
-async def run(world: World, plan: Plan) -> Result:
-    """Do it all, and stop the server in the end."""
-    state = Run(world, plan)
+async def run(world: World, plan: Plan, there: Elsewhere | None = None) -> Result:
+    """Do it all, and stop the server in the end; `there` is where its engine is, if not here."""
+    state = Run(world, plan, there)
     result = state.result
+    if there is not None:
+        result.left_out = {}
     around = [asyncio.create_task(state.offer()), asyncio.create_task(state.settle())]
     try:
         await state.harm()
