@@ -12,6 +12,7 @@ from muro.core.request import Request
 from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from muro.wire.arrays import Tensor
 from muro.wire.request import (
+    QUEUE_TIMEOUT,
     RESUMED_TOKENS,
     EngineCoreRequest,
     LoRARequest,
@@ -177,6 +178,15 @@ def test_resumed_tokens_use_up_the_limits() -> None:
     assert (one.max_length, one.min_length, one.num_output_tokens) == (5, 4, 2)
     with pytest.raises(InvalidRequestError, match="max_tokens"):
         prepare([1, 2, 3, 4], max_tokens=2, extra_args={RESUMED_TOKENS: 2})
+
+
+def test_how_long_it_may_wait() -> None:
+    assert prepare().queue_timeout is None
+    assert prepare(extra_args={QUEUE_TIMEOUT: 2}).queue_timeout == 2.0
+    assert prepare(extra_args={QUEUE_TIMEOUT: 2.5, RESUMED_TOKENS: 1}).queue_timeout is None, "it ran before"
+    for wrong in (-1, "2", True, math.nan, math.inf):
+        with pytest.raises(InvalidRequestError, match=QUEUE_TIMEOUT):
+            prepare(extra_args={QUEUE_TIMEOUT: wrong})
 
 
 def test_a_seed_is_kept_and_a_missing_one_is_drawn() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from http.client import HTTPResponse
+from io import BytesIO
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ from openai.types.shared import ErrorObject
 
 from muro import errors
 from muro.launch.death import Death
-from muro.server.errors import reply, reply_to
+from muro.server.errors import raw, reply, reply_to
 from muro.wire.failure import FailureRecord
 
 ALL = [
@@ -78,3 +80,16 @@ def test_log_lines_of_an_engine_are_not_shown() -> None:
 )
 def test_errors_of_the_http_layer(status: int, kind: str) -> None:
     assert reply(status, "no").body.error.type == kind
+
+
+def test_a_whole_answer_as_it_travels() -> None:
+    answer = raw(reply_to(errors.OverloadedError("full", retry_after=3)))
+
+    class Wire:
+        def makefile(self, mode: str) -> BytesIO:
+            return BytesIO(answer + b"HTTP/1.1 200 OK")
+
+    parsed = HTTPResponse(Wire())  # type: ignore[arg-type]
+    parsed.begin()
+    assert (parsed.status, parsed.getheader("retry-after")) == (503, "3")
+    assert msgspec.json.decode(parsed.read())["error"]["code"] == "overloaded"

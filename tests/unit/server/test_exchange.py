@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muro.errors import BodyTooLargeError, InvalidRequestError
+from muro.errors import BodyTooLargeError, InvalidRequestError, OverloadedError, SlowBodyError
 from muro.server.errors import reply_to
 from muro.server.exchange import BodyBounds, Exchange, GoneError, Message
 
@@ -63,6 +63,41 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
         with pytest.raises(BodyTooLargeError):
             await endless.exchange().body(BodyBounds(10, 9, 5.0))
         assert endless.incoming.qsize() == 3
+
+    run(test)
+
+
+def test_a_body_of_too_many_values_is_refused_while_it_comes() -> None:
+    async def test() -> None:
+        wire = Wire(part(b"[1,2,3", True), part(b",4,5,6", True), part(b"]"))
+        with pytest.raises(BodyTooLargeError, match="more than 4 values"):
+            await wire.exchange().body(BodyBounds(1000, 4, 5.0))
+        assert wire.incoming.qsize() == 1
+
+    run(test)
+
+
+def test_a_body_that_stops_coming() -> None:
+    async def test() -> None:
+        with pytest.raises(SlowBodyError, match=r"0\.01 s"):
+            await Wire(part(b"x", True)).exchange().body(BodyBounds(10, 9, 0.01))
+
+    run(test)
+
+
+def test_whoever_counts_bodies_is_told_how_they_grow() -> None:
+    async def test() -> None:
+        told: list[int] = []
+        await (
+            Wire(part(b"ab", True), part(b"cd", True), part(b"e")).exchange().body(BodyBounds(10, 9, 5.0), told.append)
+        )
+        assert told == [2, 4, 5]
+
+        def full(size: int) -> None:
+            raise OverloadedError("full")
+
+        with pytest.raises(OverloadedError):
+            await Wire(part(b"ab", True), part(b"cd")).exchange().body(BodyBounds(10, 9, 5.0), full)
 
     run(test)
 
