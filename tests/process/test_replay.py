@@ -89,7 +89,7 @@ def test_kills_under_streams_lose_and_double_nothing() -> None:
                 rounds += 1
                 streams = asyncio.gather(*(told(llm, number) for number in range(STREAMS)))
                 while not streams.done() and done < kills:
-                    await asyncio.sleep(chance.uniform(0, 0.1))
+                    await asyncio.sleep(chance.uniform(0, 0.4))
                     if not streams.done():
                         await kill(llm)
                         done += 1
