@@ -30,11 +30,6 @@ def joined(port: int, **settings: object) -> Iterator[SyncMPClient]:
         yield client
 
 
-def run_for_a_second(client: SyncMPClient) -> None:
-    """Until heartbeats pass: an engine that is stopped before its first one is not missed by its connection."""
-    list(client.generate(ask("first", 1000)))
-
-
 def vanish(pid: int, how: str) -> None:
     os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
@@ -49,7 +44,6 @@ def told(stream: SyncStream) -> EngineDeadError:
 def test_an_engine_that_vanishes_is_noticed(how: str) -> None:
     port = free_port()
     with engine_elsewhere(f"tcp://{PORT_HOST}:{port}") as engine, joined(port) as client:
-        run_for_a_second(client)
         stream = client.generate(ask("a", FOREVER))
         next(stream)
         vanish(engine.pid, how)
@@ -66,7 +60,6 @@ def test_an_engine_that_vanishes_is_noticed(how: str) -> None:
 def test_an_idle_client_notices_too() -> None:
     port = free_port()
     with engine_elsewhere(f"tcp://{PORT_HOST}:{port}") as engine, joined(port) as client:
-        run_for_a_second(client)
         vanish(engine.pid, "stopped")
 
         def health() -> EngineDeadError | None:
@@ -98,6 +91,24 @@ def test_a_successor_that_dials_is_let_in() -> None:
             client.wait_serving(timeout=20)
 
 
+def test_whoever_asks_as_it_vanishes_is_told_that_there_will_be_another() -> None:
+    port = free_port()
+    with contextlib.ExitStack() as engines:
+        client: SyncMPClient | None = None
+        for generation in range(6):
+            engine = engines.enter_context(engine_elsewhere(f"tcp://{PORT_HOST}:{port}"))
+            client = client or engines.enter_context(joined(port, restart=AWAITED))
+            client.wait_serving(timeout=20)
+            vanish(engine.pid, "killed")
+            streams: list[SyncStream] = []
+            with pytest.raises(EngineDeadError) as caught:
+                for number in range(FOREVER):
+                    streams.append(client.generate(ask(f"{generation}-{number}", 1)))
+            assert caught.value.restarting, caught.value
+            for stream in streams:
+                stream.close()
+
+
 def test_an_engine_that_was_stopped_for_a_while_joins_again() -> None:
     """With its weights, if it may; what it was asked before is forgotten on both sides."""
     port = free_port()
@@ -105,7 +116,6 @@ def test_an_engine_that_was_stopped_for_a_while_joins_again() -> None:
         engine_elsewhere(f"tcp://{PORT_HOST}:{port}", rejoin=True) as engine,
         joined(port, restart=AWAITED) as client,
     ):
-        run_for_a_second(client)
         streams = [client.generate(ask(f"s{n}", FOREVER)) for n in range(4)]
         for stream in streams:
             next(stream)

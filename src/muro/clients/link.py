@@ -164,8 +164,12 @@ class Link:
         self._supervisor.look()
 
     def refused(self, message: Message) -> None:
-        """A message was not taken: if its engine is about to end, wait for that for a moment; then see `dying`."""
-        self._supervisor.wait_end(rank_of(message[0]), _END_PATIENCE)
+        """A message was not taken: if its engine is about to end, or its connection has just ended, whoever watches it
+        gets a moment to find that out; then see `dying`."""
+        rank = rank_of(message[0])
+        self._supervisor.wait_end(rank, _END_PATIENCE)
+        if self._remotes is not None:
+            self._remotes.wait_lost(rank, _END_PATIENCE)
 
     def due(self) -> float | None:
         """Seconds until the next event is due, 0 if it is; None if there is none."""

@@ -104,6 +104,9 @@ class Remotes:
         self._verdicts: deque[tuple[EngineRank, EngineDeadError]] = deque()
         self._announced = False
         self._refused = 0
+        self._absent: set[EngineRank] = set()
+        """Those whose loss was published, and no successor since."""
+        self._loss = threading.Condition()
         self._lock = threading.Lock()
         self._pump = Pump()
         self._wakeup = Wakeup()
@@ -129,6 +132,11 @@ class Remotes:
         """This engine does nothing any more, says somebody who knows; any thread."""
         self._verdicts.append((rank, error))
         self._wakeup.set()
+
+    def wait_lost(self, rank: EngineRank, timeout: float) -> None:
+        """Wait until the loss of this engine was published, because something else says that it has gone."""
+        with self._loss:
+            self._loss.wait_for(lambda: rank in self._absent or rank not in self._ranks, timeout)
 
     def adopt(self, rank: EngineRank, generation: Generation) -> Socket | None:
         """The input socket of a successor that is ready; the caller's from now on."""
@@ -202,13 +210,20 @@ class Remotes:
             log.error("%s", error.message)
             self._publish(EngineDied(rank, one.generation, error))
             self._publish(EngineGivenUp(rank, error))
+            self._tell_lost(rank)
             return
         log.warning("%s; a successor is waited for at %s", error.message, bound_address(entrance.handshake))
         error.restarting, error.retry_after = True, RETRY_AFTER
         self._publish(EngineDied(rank, one.generation, error, restarting=True))
+        self._tell_lost(rank)
         allow_handover(entrance.handshake, True)
         if (early := self._early.pop(rank, None)) is not None:
             self._take(entrance, *early)
+
+    def _tell_lost(self, rank: EngineRank) -> None:
+        with self._loss:
+            self._absent.add(rank)
+            self._loss.notify_all()
 
     def _greet(self, entrance: Entrance) -> None:
         received = receive_from(entrance.handshake)
@@ -277,6 +292,8 @@ class Remotes:
             allow_handover(self._entrance.handshake, False)
         log.warning("engine %d serves again after %.1f s: generation %d", one.rank, seconds, one.generation)
         response = joining.handshake.responses[one.rank]
+        with self._loss:
+            self._absent.discard(one.rank)
         self._publish(EngineReplaced(one.rank, one.generation, response, 0, seconds))
 
     def _miss_greeters(self, greeters: Arrivals) -> None:
