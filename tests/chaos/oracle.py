@@ -147,7 +147,7 @@ class Oracle:
         if not begun and seen.status != DOCUMENTED[code]:
             return Verdict("failed", f"{code} came with status {seen.status}, not {DOCUMENTED[code]}")
         if not begun and code in MAY_COME_AGAIN and not seen.retry_after:
-            return Verdict("failed", f"{code} came without Retry-After")
+            return Verdict("failed", f"{code} came without Retry-After: {seen.message}")
         outcome = "failed" if begun or any(seen.texts.values()) else "refused"
         if asked.kind == "bad":
             fits = DOCUMENTED[code] < 500 or self._excused(code, seen, windows)

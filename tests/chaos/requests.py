@@ -78,7 +78,7 @@ def _asked(choose: random.Random, number: int, *, more: dict[str, Any] | None = 
     words = " ".join(choose.choices(_WORDS, k=int(choose.paretovariate(0.8)) % 120 + 1))
     prompt = f"{number} {words}"
     most = min(600 if fields["kind"] != "poison" else 4, 1 + int(choose.expovariate(1 / 30)))
-    choices = 1 if choose.random() < 0.9 else 2
+    choices = 1 if choose.random() < 0.9 or fields["kind"] == "poison" else 2
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": most, "n": choices, "stream": fields["stream"]}
     # None of these changes what the simulator says.
     body |= {"temperature": choose.choice((0, 0.7, 1.3)), "seed": choose.getrandbits(40), **(more or {})}

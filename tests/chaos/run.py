@@ -19,8 +19,9 @@ from tests.chaos.oracle import Asked, Ledger, Oracle, Window
 from tests.chaos.report import Result
 from tests.chaos.world import STALL_LIMIT, Growing, Health, World, now
 
-PATIENCE = 30.0
-"""Seconds that any request, and any recovery, may take."""
+PATIENCE = {False: 30.0, True: 90.0}
+"""Seconds that any request, and any recovery, may take, without and with replay: to convict who kills engines may cost
+five of them, each of which hangs for the stall limit, and everybody waits meanwhile."""
 SETTLE_EVERY = 5.0
 MARGIN = 0.3
 """Seconds around a fault in which its effects may still be met."""
@@ -36,6 +37,11 @@ class Plan(msgspec.Struct, frozen=True):
     only: tuple[str, ...] = ()
     engine: str = "sim"
 
+    @property
+    def patience(self) -> float:
+        """See `PATIENCE`."""
+        return PATIENCE[self.replay]
+
 
 class NotWellError(Exception):
     """The server did not come back."""
@@ -50,7 +56,7 @@ class Run:
         self._there = there
         self._outside = OUTSIDE if there is None else APART
         self.result = Result()
-        self.ledger = Ledger(Oracle(replay=plan.replay, patience=PATIENCE))
+        self.ledger = Ledger(Oracle(replay=plan.replay, patience=plan.patience))
         self.windows: list[Window] = []
         self._began = now()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,7 +75,7 @@ class Run:
 
         async def follow() -> None:
             world = self.world
-            seen = await load.ask(world.host, world.port, asked, self.clock, PATIENCE + 10)
+            seen = await load.ask(world.host, world.port, asked, self.clock, self.plan.patience + 10)
             self.ledger.receive(number, seen)
 
         task = asyncio.create_task(follow())
@@ -105,7 +111,7 @@ class Run:
         outcomes, violations = self.ledger.settle(self.windows)
         self.result.outcomes += outcomes
         self.result.violations += violations
-        self.windows = [w for w in self.windows if w.ended > self.clock() - 2 * PATIENCE]
+        self.windows = [w for w in self.windows if w.ended > self.clock() - 2 * self.plan.patience]
 
     async def harm(self) -> None:
         """One fault after the other until the time is over. Raises NotWellError."""
@@ -154,7 +160,7 @@ class Run:
 
     async def well(self, generation: int = 0) -> Health:
         """Return when the server is ready, with this generation or a later one. Raises NotWellError."""
-        end = self.clock() + PATIENCE
+        end = self.clock() + self.plan.patience
         health = None
         while self.clock() < end:
             health = await self.health()
@@ -163,7 +169,7 @@ class Run:
             if self.world.process.poll() is not None:
                 raise NotWellError(f"the server has ended with code {self.world.process.poll()}")
             await asyncio.sleep(0.02)
-        raise NotWellError(f"not well within {PATIENCE} s, generation {generation} is waited for: {health}")
+        raise NotWellError(f"not well within {self.plan.patience} s, generation {generation} is waited for: {health}")
 
     async def health(self) -> Health | None:
         """What `/health` says; None if it does not answer."""
@@ -180,7 +186,7 @@ class Run:
     async def quiet(self) -> Growing:
         """Hold the load, wait until nothing is under way, and take the server's size."""
         self._flow.clear()
-        end = self.clock() + PATIENCE + 10
+        end = self.clock() + self.plan.patience + 10
         while self._tasks and self.clock() < end:
             await asyncio.wait(self._tasks, timeout=1.0)
         health = await self.well()

@@ -102,8 +102,7 @@ def test_whoever_asks_as_it_vanishes_is_told_that_there_will_be_another() -> Non
             vanish(engine.pid, "killed")
             streams: list[SyncStream] = []
             with pytest.raises(EngineDeadError) as caught:
-                for number in range(FOREVER):
-                    streams.append(client.generate(ask(f"{generation}-{number}", 1)))
+                streams.extend(client.generate(ask(f"{generation}-{number}", 1)) for number in range(FOREVER))
             assert caught.value.restarting, caught.value
             for stream in streams:
                 stream.close()
