@@ -27,7 +27,7 @@ from muro.launch.plan import LaunchPlan
 from muro.launch.shutdown import stop
 from muro.launch.spawn import Child, spawn
 from muro.transport.pump import Pump
-from muro.transport.sockets import Frame, Socket, receive_from, send_nowait
+from muro.transport.sockets import Frame, Socket, allow_handover, receive_from, send_nowait
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import rank_of
 from muro.wire.handshake import FrontendHandshake, ReadyResponse
@@ -92,7 +92,10 @@ def start(
     startup.greeters, startup.arrivals = greeters, arrivals
     try:
         startup.spawn()
+        # An engine that has lost another front-end may dial again before its old connection is quite gone.
+        allow_handover(handshake, greeters is not None)
         startup.wait(cancel)
+        allow_handover(handshake, False)
     except BaseException:
         stop(startup.children.values(), 0.0, force=True)
         raise

@@ -152,6 +152,8 @@ class EngineCoreProc:
         With `keep_engine` the engine is not shut down: whoever has given it to us goes on with it.
         """
         self._enter("stopping")
+        if self.lost and self._join is not None:
+            self._join.close(lost=True)  # first of all: it would dial the next front-end, in our name
         if self._receiver is not None:
             self._receiver.stop()
         if self._sender is not None:

@@ -2,7 +2,8 @@
 
 Invariants:
 - Makes and closes its own sockets; nobody else touches them.
-- Sends the ready response on every input socket before anything else, then waits for the coordinator's gate.
+- Sends the ready response on every input socket before anything else, then waits for the coordinator's gate. Where
+  there are heartbeats it is `ready` only when one has followed, so that we are missed from the beginning.
 - Decodes, admits, and calls only `host.prepare` of the engine. What fails here costs one message: a request
   that can be identified is answered with ERROR, the rest is counted and dropped.
 - What is too large is refused from its first bytes: reading it would hold up everybody else.
@@ -37,6 +38,7 @@ from muro.transport.monitor import Change, Monitor
 from muro.transport.page import ProgressPage
 from muro.transport.pump import Pump
 from muro.transport.sockets import (
+    HEARTBEAT_IVL_MS,
     PLAIN,
     Dial,
     Frame,
@@ -56,6 +58,9 @@ from muro.wire.request import EngineCoreRequest
 
 LAST_LOOK = 0.5
 """Seconds that reading what has arrived already may take when the thread is asked to stop."""
+
+HEARTBEAT_HEAD_START = 1.5 * HEARTBEAT_IVL_MS / 1000
+"""Seconds within which a heartbeat is sent on a connection that stands."""
 
 MESSAGES_WAITING = 4096
 """Messages of one client that wait here to be read; the others wait at the client."""
@@ -179,6 +184,8 @@ class Receiver:
         for socket in sockets:
             if socket is not gate:
                 send_nowait(socket, [self._ready_response])
+        if self._dial.heartbeat:
+            self._let_heartbeats_pass(pump)
         if gate is None:
             self._open()
         while not self._stopped:
@@ -214,6 +221,22 @@ class Receiver:
                 self._lose(client, "its connection has ended")
 
         pump.add(monitor.socket, read)
+
+    def _let_heartbeats_pass(self, pump: Pump) -> None:
+        """Wait until all connections stand, or are given up, and then for as long as the next heartbeat takes.
+
+        A heartbeat lets the other side miss us if nothing follows; any other message ends that until the next one.
+        """
+        passed_at: float | None = None
+        while not self._stopped:
+            patience = self._patience_ms()
+            if patience is None:
+                now = time.monotonic()
+                passed_at = passed_at or now + HEARTBEAT_HEAD_START
+                if now >= passed_at:
+                    return
+                patience = int((passed_at - now) * 1000) + 1
+            pump.poll(patience)
 
     def _patience_ms(self) -> int | None:
         """How long to poll; meanwhile those who cannot be reached in time are given up."""

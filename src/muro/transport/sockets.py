@@ -36,7 +36,7 @@ HANDSHAKE_LINGER_MS = 5000
 OUTPUT_LINGER_MS = 4000
 """The same for an output PUSH."""
 
-HEARTBEAT_IVL_MS = 500
+HEARTBEAT_IVL_MS = 250
 """How often a connecting socket of ours asks a peer of ours for a sign of life."""
 HEARTBEAT_TIMEOUT_MS = 3000
 """After how much silence the asking side drops the connection, and the asked one."""
