@@ -19,7 +19,7 @@ from muro.server.limits import HttpLimits, connections_for, file_limit
 
 _BODY_BYTES_PER_TOKEN = 64
 _LEAST_BODY_BYTES, _MOST_BODY_BYTES = 4 << 20, 64 << 20
-_LEAST_BODY_VALUES = 1 << 20
+_LEAST_BODY_VALUES = 1 << 19
 _CHAT_BODY_VALUES = 1 << 18
 _LARGE_BODY = 256 << 10
 
