@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--policy", choices=("fail", "replay", "both"), default="both", help="after a death (both: half the time each)"
     )
-    parser.add_argument("--engine", default="sim", help="sim, or a model directory: then texts are only compared")
+    parser.add_argument("--engine", default="sim", help="sim, or a model: then only the number of tokens is known")
     parser.add_argument(
         "--only", action="append", default=[], metavar="FAULT", help="this fault alone; may be repeated"
     )

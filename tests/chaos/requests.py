@@ -48,7 +48,7 @@ _BAD: tuple[dict[str, Any] | bytes, ...] = (
     {"prompt": "abc", "model": "another"},
     {"prompt": [], "max_tokens": 1},
     {"prompt": "abc", "seed": 2**65},
-    {"prompt": "x" * 9000, "max_tokens": 1},
+    {"prompt": [1] * 9000, "max_tokens": 1},
     {"prompt": "abc", "vllm_xargs": {"fault": "no such fault"}},
 )
 
@@ -62,6 +62,20 @@ def draw(choose: random.Random, number: int) -> Asked:
     stream = kind == "stream" or (kind == "leaves" and choose.random() < 0.7)
     leave = choose.expovariate(4.0) if kind == "leaves" else None
     return _asked(choose, number, kind=kind, stream=stream, leave_after=leave)
+
+
+def draw_unknown(choose: random.Random, number: int) -> Asked:
+    """A request to a model, whose words nobody here can foretell: only their number."""
+    asked = draw(choose, number)
+    if asked.kind == "bad":
+        return asked
+    body = msgspec.json.decode(asked.body)
+    most = min(int(body["max_tokens"]), 24)
+    body |= {"max_tokens": most, "ignore_eos": True}
+    body.pop("stop", None)
+    return msgspec.structs.replace(
+        asked, body=msgspec.json.encode(body), text=None, finish="length", tokens=asked.choices * most
+    )
 
 
 def poison(choose: random.Random, number: int, name: str) -> Asked:

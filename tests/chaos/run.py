@@ -91,12 +91,13 @@ class Run:
     async def offer(self) -> None:
         """Ordinary requests, for ever."""
         choose = random.Random(f"{self.plan.seed} requests")
+        draw = requests.draw if self.plan.engine == "sim" else requests.draw_unknown
         due = self.clock()
         while True:
             await self._flow.wait()
             due = max(due + choose.expovariate(self.plan.rate), self.clock() - 1.0)
             await asyncio.sleep(max(0.0, due - self.clock()))
-            self.start(requests.draw(choose, self.number()))
+            self.start(draw(choose, self.number()))
 
     async def settle(self) -> None:
         """Judge what has ended, now and then, so that a long run keeps no more than it must."""

@@ -11,7 +11,7 @@ import pytest
 from muro.engines.sim.executor import continuation
 from tests.chaos.oracle import DOCUMENTED, NO_FILES, Asked, Ledger, Oracle, Seen, Verdict, Window
 from tests.chaos.report import Growing, Result, summary
-from tests.chaos.requests import POISONS, draw, poison
+from tests.chaos.requests import POISONS, draw, draw_unknown, poison
 
 ASKED = Asked(kind="stream", body=b"", choices=2, text="abcdef", tokens=12)
 WELL = {"status": 200, "texts": {0: "abcdef", 1: "abcdef"}, "finishes": {0: "length", 1: "length"}, "tokens": 12}
@@ -140,6 +140,17 @@ def test_requests_come_alike_for_one_seed_and_their_texts_are_foretold() -> None
             assert asked.text == whole.partition(stops[0])[0]
             length = len(asked.text) + (len(stops[0]) if asked.finish == "stop" else 0)
             assert asked.tokens == asked.choices * length
+
+
+def test_requests_to_a_model_foretell_no_words() -> None:
+    for n in range(100):
+        asked = draw_unknown(random.Random(n), n)
+        body = msgspec.json.decode(asked.body) if asked.kind != "bad" else {}
+        assert asked.text is None and asked.tokens == asked.choices * body.get("max_tokens", 0)
+        assert "stop" not in body
+    unknown = msgspec.structs.replace(ASKED, text=None)
+    assert judge(WELL | {"texts": {0: "anything", 1: "else"}}, asked=unknown) == Verdict("complete")
+    assert "11 tokens" in judge(WELL | {"tokens": 11}, asked=unknown).violation
 
 
 @pytest.mark.parametrize("name", POISONS)
