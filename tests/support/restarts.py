@@ -9,7 +9,7 @@ from typing import Any
 from muro.config import ConnectConfig, EngineConfig, RestartPolicy
 
 MOODY = "tests.support.moody:MoodyEngine"
-PATIENT = RestartPolicy(policy="on-failure", backoff_first=0.02, budget=10_000)
+PATIENT = RestartPolicy(policy="on-failure", backoff_first=0.02, backoff_max=0.05, budget=10_000)
 
 
 def settings(restart: RestartPolicy = PATIENT, engine: str = "faulty", **more: Any) -> ConnectConfig:
