@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.counts import count
+from tests.support.counts import count, spread
 from tests.support.deadline import process_ended, until
 from tests.support.programs import children
 from tests.support.server import Server
@@ -133,9 +133,7 @@ STAGES: dict[str, Callable[[Server], object]] = {
 }
 
 
-@pytest.mark.parametrize("to", ["server", "server and engine"])
-@pytest.mark.parametrize("number", STOPS)
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "number", "to"), spread(STAGES, STOPS, ["server", "server and engine"]))
 def test_fc30_a_stop_at_each_stage_of_the_start(stage: str, number: signal.Signals, to: str) -> None:
     if stage == "imports" and to != "server":
         pytest.skip("there is no engine yet")

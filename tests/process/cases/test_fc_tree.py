@@ -15,7 +15,7 @@ from muro import connect
 from muro.launch.spawn import spawn
 from tests.support.asking import FOREVER, ask
 from tests.support.children import TARGETS
-from tests.support.counts import count
+from tests.support.counts import count, spread
 from tests.support.deadline import process_ended, until
 from tests.support.programs import children, end, line, start
 from tests.support.tree import marked, state, token_of, wardens
@@ -23,6 +23,7 @@ from tests.support.tree import marked, state, token_of, wardens
 pytestmark = [pytest.mark.cases, pytest.mark.timeout(600)]
 
 WITHIN = 5.0
+KILLED = ("engine", "front-end", "both", "stopped engine", "front-end of a stopped engine")
 FAMILY = 3 + 2
 """Two workers and an orphan; the engine and its warden."""
 ENGINE = "tests.support.engines:WithFamily"
@@ -71,8 +72,7 @@ def engine_of(front_end: int) -> int:
     return engine
 
 
-@pytest.mark.parametrize("killed", ["engine", "front-end", "both", "stopped engine", "front-end of a stopped engine"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("phase", "killed"), spread(PHASES, KILLED))
 def test_fc05_fc17_the_whole_tree_goes(phase: str, killed: str, tmp_path: Path) -> None:
     body, fault = PHASES[phase]
     options = {"step_ms": 5} | ({"fault": fault} if fault else {})
