@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -47,9 +48,18 @@ with connect(**where, **json.loads(sys.argv[3])) as client:
 
 
 def free_port(host: str = PORT_HOST) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port at which nobody listens, outside the range from which outgoing connections get theirs.
+
+    Inside it somebody else's connection may take it meanwhile; and who dials it on loopback again and again, while
+    nobody listens, may at last be connected with itself.
+    """
+    while True:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            try:
+                probe.bind((host, random.randint(10_000, 30_000)))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
