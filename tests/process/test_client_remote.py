@@ -1,6 +1,5 @@
 """Engines that were started elsewhere and dial in: there is no process to watch, only what they send."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from muro import EngineDeadError, SyncMPClient, connect
 from muro.wire.failure import ExitCode
 from tests.support.asking import FOREVER, ask, faulty
 from tests.support.deadline import until
+from tests.support.elsewhere import free_port
 
 ENGINE = """
 import sys
@@ -19,12 +19,6 @@ from muro.process.main import run_headless
 where = {"local": False, "headless": True, "handshake_address": sys.argv[1]}
 sys.exit(run_headless(EngineConfig(engine="faulty", options={"step_ms": 1}, **where)))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

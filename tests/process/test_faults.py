@@ -26,6 +26,8 @@ signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
 threading.Thread(target=beat, daemon=True).start()
 print("now", flush=True)
 commit(parse_fault("step:" + sys.argv[1]))
+if sys.argv[1] == "seize":  # it comes true a moment later
+    threading.Event().wait()
 print("returned", flush=True)
 """
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from muro.launch.events import EngineDied
 from muro.wire.ops import PAUSE_SCHEDULER, RESUME_SCHEDULER
 from tests.support.asking import FOREVER, ask
 from tests.support.counts import count
+from tests.support.elsewhere import free_port
 from tests.support.stalls import LIMIT, SLACK, Witness, stalls_within
 
 pytestmark = [pytest.mark.cases, pytest.mark.timeout(count(60, 240))]
@@ -34,9 +34,7 @@ sys.exit(run_headless(EngineConfig(engine="faulty", options={"step_ms": 5}, **wh
 @contextlib.contextmanager
 def engine_elsewhere() -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
     """An engine that dials in, and the settings with which it is waited for."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command = [sys.executable, "-c", ELSEWHERE, f"tcp://127.0.0.1:{port}"]
     engine = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
