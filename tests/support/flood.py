@@ -49,6 +49,10 @@ class Fared(msgspec.Struct):
     """503s without Retry-After."""
 
 
+_MOST_OPEN = 12_000
+"""Callers at once, for want of descriptors; others come later."""
+
+
 class _Caller:
     __slots__ = ("began", "data", "leaves", "sent", "sock")
 
@@ -81,7 +85,7 @@ class _Crowd:
         while come < flood.total or self._callers:
             now = time.monotonic()
             due = min(flood.total, int((now - began) / flood.within * flood.total) + 1)
-            for _ in range(min(due - come, 64)):
+            for _ in range(min(due - come, 64, _MOST_OPEN - len(self._callers))):
                 self._come(come, now)
                 come += 1
             for descriptor, _ in self._epoll.poll(0.0 if come < due else 0.002, 256):
