@@ -43,7 +43,7 @@ serve: $(SERVE)
 	exec $(BIN)/muro serve "$$dir" --host "$(HOST)" --port "$(PORT)" $(ARGS)
 
 test: $(TEST)
-	@$(BIN)/pytest $(SUITE) $(ARGS)
+	@$(BIN)/python scripts/run_tests.py $(ARGS)
 
 check: lint type imports fragment
 
