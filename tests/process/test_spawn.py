@@ -287,7 +287,7 @@ def test_memory_stays_bounded(nursery: Nursery, target: str) -> None:
     assert child.poll() == 0
     log = child._parts.log
     assert os.fstat(log).st_blocks * 512 <= CAPACITY
-    assert len(child.log_tail().splitlines()) == 20
+    assert 1 <= len(child.log_tail().splitlines()) <= 20
 
 
 def test_the_last_printed_line_is_there(nursery: Nursery) -> None:

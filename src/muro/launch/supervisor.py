@@ -154,9 +154,13 @@ class Supervisor:
                 self._wake()
 
     def status(self, rank: EngineRank) -> RankStatus | None:
-        """How the engine of a rank is; None for one that was started elsewhere. Asks it nothing."""
-        one = self._ranks.get(rank)
-        return None if one is None else one.status(self._clock())
+        """How the engine of a rank is; None for one that was started elsewhere. Asks it nothing.
+
+        What it says the listeners have been told: so an engine that serves can be used at once.
+        """
+        with self._lock:
+            one = self._ranks.get(rank)
+            return None if one is None else one.status(self._clock())
 
     @property
     def restarts(self) -> bool:

@@ -123,11 +123,17 @@ def hears(server: Server) -> bool:
     return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
+def shows(server: Server, *stages: str) -> bool:
+    """Whether it shows the first of these, or one that comes later: a stage may be too short to be shown."""
+    said = server.errors()
+    return any(stage in said for stage in stages)
+
+
 STAGES: dict[str, Callable[[Server], object]] = {
     "imports": hears,
     "engine spawned": lambda server: children(server.process.pid),
-    "engine boots": lambda server: "interpreter" in server.errors(),
-    "handshake": lambda server: "handshake" in server.errors(),
+    "engine boots": lambda server: shows(server, "interpreter", "handshake", "weights"),
+    "handshake": lambda server: shows(server, "handshake", "weights"),
     "loading": lambda server: "weights" in server.errors(),
     "READY": lambda server: "is served on" in server.output(),
 }

@@ -17,6 +17,7 @@ from muro.transport.sockets import Dial, Socket, bind_router, bound_address, clo
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
 from muro.wire.handshake import Addresses, Init, encode_init
+from tests.support.elsewhere import free_port
 from tests.support.hosted import is_silent, receive
 
 RANK = EngineRank(258)
@@ -139,8 +140,8 @@ def test_ready_comes_only_after_init(join: Join, stop: Wakeup, front: Socket) ->
 
 def test_a_front_end_that_goes_before_its_answer_is_greeted_anew(stop: Wakeup) -> None:
     """HELLO went with its connection, so the next front-end at that address would never hear it."""
-    front = bind_router("tcp://127.0.0.1:0")
-    address = bound_address(front)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    front = bind_router(address)
     join = Join(address, rank=RANK, local=False, headless=True, stop=stop)
     found: list[Init | None] = []
     thread = threading.Thread(target=lambda: found.append(join.greet(None)))
@@ -148,7 +149,7 @@ def test_a_front_end_that_goes_before_its_answer_is_greeted_anew(stop: Wakeup) -
     try:
         first = receive(front)
         close(front, 0)
-        front = bind_router(address)
+        front = bind_router(address, patience=5.0)
         again = receive(front)
         assert again == first and is_silent(front, 100)
         assert send_nowait(front, [again[0], INIT])
