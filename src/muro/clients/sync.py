@@ -139,6 +139,8 @@ class ThreadsClient:
             for message in self._session.abort(request_ids):
                 self._link.send(message)
         self._drop_gone()
+        if self._seat.held_here:
+            self._news.interrupt()  # as in `close`
 
     def call(self, op: Op[Reply] | str, *args: Any, timeout: float | None = None, engine: int | None = None) -> Reply:
         """Run an operation on one engine, or on all (None); returns the answer of the lowest rank.
@@ -215,8 +217,11 @@ class ThreadsClient:
             finally:
                 self._lock.release()
         self._link.stop(timeout)
-        if self._seat.held_here or not self._seat.close(_CLOSE_PATIENCE):
+        if self._seat.held_here:
+            self._news.interrupt()  # the wait under this signal handler goes on, and nothing else would end it
             return  # the finalizer closes the sockets once the interrupted call has unwound
+        if not self._seat.close(_CLOSE_PATIENCE):
+            return
         self._finalizer()
 
     def __enter__(self) -> Self:
