@@ -16,11 +16,12 @@ import zmq
 from muro.transport.endpoint import parse_address
 from muro.wire.codec import OutputEncoder, RequestEncoder
 from muro.wire.control import UtilityRequest
-from muro.wire.handshake import EngineHandshake, ReadyResponse
+from muro.wire.handshake import EngineHandshake
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
 from muro.wire.releases import NEWEST
 from muro.wire.stats import SchedulerStats
 from tests.support.asking import ask
+from tests.support.fake_engine import RESPONSE
 from tests.support.programs import ROOT, environment
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
@@ -77,17 +78,7 @@ def output_templates() -> list[list[bytes]]:
 def greeting_templates() -> list[list[bytes]]:
     """What an engine says to greet, and when it is ready."""
     handshake = EngineHandshake(local=True, headless=False)
-    ready = ReadyResponse(
-        max_model_len=128,
-        num_gpu_blocks=0,
-        block_size=16,
-        dp_stats_address=None,
-        dtype="float32",
-        vllm_version="0",
-        world_size=1,
-        data_parallel_size=1,
-    )
-    return [[handshake.hello()], [ready.encode()], [], [b""], [b"", b""], [b"x"] * 40]
+    return [[handshake.hello()], [RESPONSE.encode()], [], [b""], [b"", b""], [b"x"] * 40]
 
 
 def half_connections(address: str, chance: random.Random) -> None:
