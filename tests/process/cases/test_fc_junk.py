@@ -80,22 +80,26 @@ def read_all_junk(client: SyncMPClient) -> None:
         stream_exactly(client, "late", 200)
 
 
+def stream_beside(client: SyncMPClient, stranger: "subprocess.Popen[bytes]") -> None:
+    """Requests come out exactly as long as the stranger talks, and it gets to its end."""
+    try:
+        rounds = 0
+        while stranger.poll() is None or rounds < 2:
+            stream_exactly(client, f"stream-{rounds}", 300)
+            rounds += 1
+        assert stranger.returncode == 0
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
 @pytest.mark.timeout(1200 if FULL else 60)
 @pytest.mark.parametrize("door", ["handshake", "inputs", "outputs"])
 def test_fc08_mutated_frames_at_every_listening_socket(client: SyncMPClient, door: str) -> None:
     stream_exactly(client, "warm", 200)
     kind, address = addresses(client)[door]
     with flat(os.getpid(), engine_pid(client)):
-        stranger = strangers(kind, address, FRAMES)
-        try:
-            rounds = 0
-            while stranger.poll() is None or rounds < 2:
-                stream_exactly(client, f"stream-{rounds}", 300)
-                rounds += 1
-            assert stranger.returncode == 0
-        finally:
-            stranger.kill()
-            stranger.wait()
+        stream_beside(client, strangers(kind, address, FRAMES))
         if door == "outputs":
             read_all_junk(client)
             assert client._link.dropped_messages > FRAMES / 4
@@ -117,16 +121,7 @@ def test_fc08_where_the_engine_is_elsewhere(door: str) -> None:
         stream_exactly(client, "warm", 200)
         kind, address = addresses(client)[door]
         with flat(os.getpid(), engine.pid):
-            stranger = strangers(kind, address, FRAMES // 4)
-            try:
-                rounds = 0
-                while stranger.poll() is None or rounds < 2:
-                    stream_exactly(client, f"stream-{rounds}", 300)
-                    rounds += 1
-                assert stranger.returncode == 0
-            finally:
-                stranger.kill()
-                stranger.wait()
+            stream_beside(client, strangers(kind, address, FRAMES // 4))
         stream_exactly(client, "after", 200)
         assert client.call("num_live") == 0 and client.engines()[0].generation == 0
 
