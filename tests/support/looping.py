@@ -1,7 +1,6 @@
 """A busy loop with everything around it, in the test's hands: its input queue raises instead of blocking for ever."""
 
 from collections.abc import Callable
-from queue import Empty
 from typing import Any
 
 import pytest
@@ -86,6 +85,8 @@ class Rig:
         self.lifecycle = Lifecycle()
         self.lifecycle.fire(Step.READY)
         self.stop = False
+        self.sent_now: list[Routed] | None = None
+        """What was sent without the queue; None while that is not possible."""
         self.admission = Admission(Limits())
         self.host = EngineHost(
             self.engine,
@@ -102,6 +103,7 @@ class Rig:
             page,
             policy or Independent(),
             self.lifecycle,
+            send_now=self._send_now,
             stop_requested=lambda: self.stop,
             drain=drain,
             clock=self.clock,
@@ -119,16 +121,19 @@ class Rig:
         with pytest.raises(Asleep):
             self.loop.run()
 
+    def _send_now(self, routed: list[Routed]) -> bool:
+        if self.sent_now is None:
+            return False
+        self.sent_now += routed
+        return True
+
     def sent(self) -> list[Routed]:
         """Everything posted so far, and not looked at before."""
         found: list[Routed] = []
-        while True:
-            try:
-                item = self.outbox.get_nowait()
-            except Empty:
-                return found
+        while (item := self.outbox.take()) is not None:
             assert isinstance(item, list)
             found += item
+        return found
 
     def finishes(self) -> dict[str, list[FinishReason]]:
         ends: dict[str, list[FinishReason]] = {}

@@ -173,9 +173,11 @@ class Link:
 
     def due(self) -> float | None:
         """Seconds until the next event is due, 0 if it is; None if there is none."""
+        if not self._events:
+            return None
         try:
             at = self._events[0][0]
-        except IndexError:
+        except IndexError:  # taken by another thread just now
             return None
         return max(0.0, at - self._clock())
 

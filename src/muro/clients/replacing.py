@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from importlib.metadata import version
 
 from muro.clients.doors import Doors
 from muro.config import ConnectConfig
@@ -49,6 +48,8 @@ class Replacer:
         self, rank: EngineRank, generation: Generation, *, on_progress: OnProgress, cancel: Wakeup
     ) -> Replacement:
         """Start the next generation of a rank. Raises StartupError, ConfigError; nothing is left then."""
+        from importlib.metadata import version  # 30 ms, which only who starts engines shall pay
+
         with contextlib.ExitStack() as undo:
             # Whoever is connected needs the files no more; without this each death would leave two behind.
             undo.callback(self._wall.forget, f"hello-{rank}-{generation}", f"input-{rank}-{generation}")

@@ -371,7 +371,8 @@ class Session:
         return [[engines[rank].identity, *engines[rank].encoder.abort(ids)] for rank, ids in by_engine.items()]
 
     def _sized(self, frames: list[Frame]) -> list[Frame]:
-        size = sum(memoryview(frame).nbytes for frame in frames)
+        kind, payload, *aux = frames
+        size = len(kind) + len(payload) + sum(memoryview(frame).nbytes for frame in aux)
         if size > self._largest:
             raise LocalProtocolError(f"it has {size} bytes; the limit is {self._largest} (max_message_bytes)")
         return frames

@@ -323,7 +323,9 @@ class ThreadsClient:
         Under the lock nobody can take the seat, so if it is free its work is ours. Who is known to have died gets no
         more requests, whoever receives.
         """
-        if self._link.due() == 0 and self._seat.free:
+        if (due := self._link.due()) is None:
+            return
+        if due == 0 and self._seat.free:
             now = self._link.now()
             self._take_in(self._news.take(), now)
         self._session.doom(self._link.dying())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
 import time
 
@@ -23,7 +22,7 @@ class Tree:
     """What one child has started and will start."""
 
     def __init__(self) -> None:
-        self.token = secrets.token_hex(8)
+        self.token = os.urandom(8).hex()
         self._report = -1
 
     def lend(self, lent: contextlib.ExitStack) -> int:

@@ -4,6 +4,8 @@ Invariants:
 - Everything of the engine but `preprocess` happens on the thread that runs this loop.
 - Idle means blocked on the input queue: no polling, no CPU. Whoever wants the loop's attention, a signal
   handler included, puts an event.
+- What is given out while there is more to compute goes through the output queue, so that encoding and sending overlap
+  with the next step. The last word before idling has nothing to overlap with and is sent without that detour.
 - While there is work the input queue is emptied without blocking between two steps.
 - The page says what is being done before it is done: whoever watches from outside must see what hangs.
 """
@@ -42,6 +44,7 @@ class BusyLoop:
     """Turns until the lifecycle has ended.
 
     Args:
+        send_now: sends at once, in this thread, what need not be queued behind anything; whether it did.
         stop_requested: whether somebody asked for a stop (a signal was recorded).
         drain: seconds that running requests get after that.
     """
@@ -55,6 +58,7 @@ class BusyLoop:
         policy: TickPolicy,
         lifecycle: Lifecycle,
         *,
+        send_now: Callable[[list[Routed]], bool],
         stop_requested: Callable[[], bool],
         drain: float,
         clock: Callable[[], float] = time.monotonic,
@@ -65,6 +69,7 @@ class BusyLoop:
         self._page = page
         self._policy = policy
         self._lifecycle = lifecycle
+        self._send_now = send_now
         self._stop_requested = stop_requested
         self._drain = drain
         self._clock = clock
@@ -150,5 +155,6 @@ class BusyLoop:
         self._post(self._host.apply(event))
 
     def _post(self, routed: list[Routed]) -> None:
-        if routed:
+        """Give messages out: to the sender, which overlaps with the next step, or at once if there will be none."""
+        if routed and (self._host.has_work() or not self._send_now(routed)):
             self._outbox.put(routed)

@@ -206,17 +206,7 @@ class EngineCoreProc:
         attention = self._attention = Attention(len(addresses.inputs))
         attention.news.open()
         peers = PeerLayouts(len(addresses.outputs), config.peer_release, ours=init.muro is not None)
-        self._loop = BusyLoop(
-            host,
-            self._inbox,
-            self._outbox,
-            self._page,
-            Independent(),
-            self._lifecycle,
-            stop_requested=self.stop_requested,
-            drain=config.shutdown_timeout,
-        )
-        self._sender = Sender(
+        sender = self._sender = Sender(
             addresses=addresses,
             peers=peers,
             inbox=self._inbox,
@@ -224,6 +214,17 @@ class EngineCoreProc:
             attention=attention,
             limits=config.limits,
             dial=dial,
+        )
+        self._loop = BusyLoop(
+            host,
+            self._inbox,
+            self._outbox,
+            self._page,
+            Independent(),
+            self._lifecycle,
+            send_now=sender.send_now,
+            stop_requested=self.stop_requested,
+            drain=config.shutdown_timeout,
         )
         receiver = self._receiver = Receiver(
             addresses=addresses,
@@ -240,7 +241,7 @@ class EngineCoreProc:
             dial=dial,
             on_lost=None if config.local else self._front_end_lost,
         )
-        self._sender.start()
+        sender.start()
         receiver.start()
         return receiver
 

@@ -1,17 +1,19 @@
 """The queues between the I/O threads and the loop.
 
 Invariants:
-- `queue.SimpleQueue` only: its `put` is reentrant, so a signal handler may wake the loop with it
+- The input queue is a `queue.SimpleQueue`: its `put` is reentrant, so a signal handler may wake the loop with it
   (`queue.Queue.put` in a handler deadlocks when it interrupts itself).
 - The input queue has many writers (receiver, signal handler, executor failure) and one reader, the loop.
-  The output queue has many writers (loop, receiver's rejections, finished operations) and one reader, the
-  sender. Neither ever blocks a writer: bounds are admission counters at the door.
+  The output queue has many writers (loop, receiver's rejections, finished operations) and one reader at a time, who
+  has its `turn`. Neither ever blocks a writer: bounds are admission counters at the door.
 """
 
 from __future__ import annotations
 
 import enum
-from queue import SimpleQueue
+import threading
+from collections import deque
+from queue import Empty, SimpleQueue
 
 from muro.engine.events import WAKEUP, Event, Routed
 
@@ -41,8 +43,11 @@ CAUGHT_UP = 8
 """Items that may still wait when the loop goes on."""
 
 
-class OutputQueue(SimpleQueue[list[Routed] | Control]):
+class OutputQueue:
     """Routed messages for the sender, a list per step.
+
+    Items are taken and sent under `turn`. So whoever has the turn and finds nothing here knows that all there was has
+    been sent, and may send what comes next without putting it here first.
 
     A loop that runs far ahead only makes memory that nobody reads yet, and takes the interpreter lock from the
     very thread that it waits for. So it asks `runs_ahead`, and if so waits for input; the sender, before it takes
@@ -51,19 +56,44 @@ class OutputQueue(SimpleQueue[list[Routed] | Control]):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.turn = threading.Lock()
+        self._items: deque[list[Routed] | Control] = deque()
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._waited_for = False
+
+    def put(self, item: list[Routed] | Control) -> None:
+        """Add an item and wake the sender (any thread)."""
+        self._items.append(item)
+        self._bell.put(None)
+
+    def wake(self) -> None:
+        """Make `wait` return although there is no item."""
+        self._bell.put(None)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until there is an item, at most `timeout` seconds (sender thread)."""
+        try:
+            self._bell.get(timeout=timeout)
+        except Empty:
+            return
+
+    def take(self) -> list[Routed] | Control | None:
+        """The next item, or None (who has the turn)."""
+        return self._items.popleft() if self._items else None
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     def runs_ahead(self) -> bool:
         """Whether the loop should wait until it is woken (loop thread)."""
-        if self.qsize() <= AHEAD:
+        if len(self) <= AHEAD:
             return False
         self._waited_for = True
-        return self.qsize() > CAUGHT_UP
+        return len(self) > CAUGHT_UP
 
     def caught_up(self) -> bool:
         """Whether the loop is to be woken now (sender thread)."""
-        if not self._waited_for or self.qsize() > CAUGHT_UP:
+        if not self._waited_for or len(self) > CAUGHT_UP:
             return False
         self._waited_for = False
         return True

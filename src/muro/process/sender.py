@@ -1,8 +1,10 @@
 """process_output_sockets: the thread that writes to clients.
 
 Invariants:
-- Makes and closes its own sockets; nobody else touches them. They close with linger, so that last words leave.
-- Takes from the output queue in order; a client that does not read delays nobody but itself.
+- Makes and closes its own sockets. They close with linger, so that last words leave.
+- Sockets are touched only by who has the turn of the output queue: this thread, or a loop that has nothing else to do
+  and may `send_now`. That spares the way over a sleeping thread where there is no forward pass to overlap with.
+- What is in the output queue is sent in order; a client that does not read delays nobody but itself.
 - If it ends by an error, the loop hears of it as an event and the engine fails. The death notice then cannot
   be sent any more: exit code and progress page tell.
 """
@@ -12,7 +14,6 @@ from __future__ import annotations
 import logging
 import threading
 from functools import partial
-from queue import Empty
 
 from muro.config import Limits
 from muro.engine.events import ExecutorFailed, Routed
@@ -56,6 +57,9 @@ class Sender:
         self._attention = attention
         self._limits = limits
         self._dial = dial
+        self._in_flight: InFlight | None = None
+        self._lanes: list[Lane] = []
+        """One per client while the sockets are open."""
         self._thread = threading.Thread(target=self._run, name="muro-sender", daemon=True)
 
     @property
@@ -64,6 +68,21 @@ class Sender:
 
     def start(self) -> None:
         self._thread.start()
+
+    def send_now(self, items: list[Routed]) -> bool:
+        """Send in the calling thread, if nothing waits to be sent before; otherwise nothing happens (loop thread)."""
+        turn = self._outbox.turn
+        if not turn.acquire(blocking=False):
+            return False
+        try:
+            if len(self._outbox) or not self._lanes:
+                return False
+            self._send(items)
+            if self._in_flight is not None and self._look_after(self._in_flight) is not None:
+                self._outbox.wake()  # from now on the sender thread must look, too
+            return True
+        finally:
+            turn.release()
 
     def join(self, timeout: float) -> bool:
         """Wait until everything was handed to the sockets after a `Control`; whether it was."""
@@ -79,23 +98,32 @@ class Sender:
             log.exception("the sender thread failed", extra=TOLD)
             self._inbox.put(ExecutorFailed(InternalError(f"the output thread died: {type(error).__name__}: {error}")))
         finally:
-            for socket in sockets:
-                close(socket, 0 if last is Control.LOST else None)
+            with self._outbox.turn:
+                self._lanes = []
+                for socket in sockets:
+                    close(socket, 0 if last is Control.LOST else None)
 
     def _serve(self, sockets: list[Socket]) -> Control:
         """Send until told to end; returns what it was told."""
+        outbox = self._outbox
         pool = BufferPool(len(self._addresses.outputs) + 1)
-        in_flight = InFlight(self._limits.max_bytes_in_flight, pool)
+        in_flight = self._in_flight = InFlight(self._limits.max_bytes_in_flight, pool)
         sockets.extend(connect_push(address, dial=self._dial) for address in self._addresses.outputs)
-        lanes = [self._lane(ClientIndex(i), socket, in_flight, pool) for i, socket in enumerate(sockets)]
+        with outbox.turn:
+            self._lanes = [self._lane(ClientIndex(i), socket, in_flight, pool) for i, socket in enumerate(sockets)]
+        patience = None
         while True:
-            item = self._next(lanes, in_flight)
-            if isinstance(item, Control):
-                self._end(item, lanes)
-                return item
-            for routed in item:
-                if routed.client != COORDINATOR:
-                    lanes[routed.client].send(routed)
+            outbox.wait(patience)
+            with outbox.turn:
+                item = outbox.take()
+                if isinstance(item, Control):
+                    self._end(item)
+                    return item
+                if item is not None:
+                    self._send(item)
+                patience = self._look_after(in_flight)
+            if outbox.caught_up():
+                self._inbox.wake()
 
     def _lane(self, client: ClientIndex, socket: Socket, in_flight: InFlight, pool: BufferPool) -> Lane:
         return Lane(
@@ -110,23 +138,24 @@ class Sender:
             largest=self._limits.max_message_bytes,
         )
 
-    def _next(self, lanes: list[Lane], in_flight: InFlight) -> list[Routed] | Control:
-        """The next item; meanwhile held messages and lent buffers are looked after."""
-        while True:
-            if self._outbox.caught_up():
-                self._inbox.wake()
-            in_flight.release()
-            holding = [lane for lane in lanes if lane.holding]
-            for lane in holding:
-                lane.relieve()
-            timeout = HOLDING_STEP if holding else RELEASE_STEP if in_flight.has_waiting() else None
-            try:
-                return self._outbox.get(timeout=timeout)
-            except Empty:
-                continue
+    def _send(self, items: list[Routed]) -> None:
+        for routed in items:
+            if routed.client != COORDINATOR:
+                self._lanes[routed.client].send(routed)
 
-    def _end(self, last: Control, lanes: list[Lane]) -> None:
-        for lane in lanes:
+    def _look_after(self, in_flight: InFlight) -> float | None:
+        """Take back lent buffers, and send what was held for those who have read on.
+
+        Returns the seconds after which to look again; None if nothing is held or lent.
+        """
+        in_flight.release()
+        holding = [lane for lane in self._lanes if lane.holding]
+        for lane in holding:
+            lane.relieve()
+        return HOLDING_STEP if holding else RELEASE_STEP if in_flight.has_waiting() else None
+
+    def _end(self, last: Control) -> None:
+        for lane in self._lanes:
             if last is Control.DEAD:
                 lane.send_death()
             elif last is Control.END:

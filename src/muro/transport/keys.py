@@ -13,11 +13,9 @@ from __future__ import annotations
 import io
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 import zmq
-import zmq.auth
 import zmq.utils.z85
 
 from muro.config import CurveKeys
@@ -30,6 +28,10 @@ _MAX_BYTES = 4096
 
 def make_keys(directory: str) -> Path:
     """Make a pair and an empty directory for peers; returns the public file. Raises ConfigError, never overwrites."""
+    import tempfile  # with zmq.auth 15 ms, which every client would pay at its import
+
+    import zmq.auth
+
     where = Path(directory)
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,6 +73,8 @@ def own_pair(directory: str, secret_fd: int | None = None) -> tuple[str, str]:
 
 def peer_keys(directory: str) -> dict[str, str]:
     """Public keys of the peers, and the name of the file of each. Raises ConfigError for what is no key."""
+    import zmq.auth
+
     found = {}
     for path in sorted((Path(directory) / PEERS).glob("*.key")):
         try:

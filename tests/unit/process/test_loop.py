@@ -74,6 +74,16 @@ def test_before_it_sleeps_the_last_statistics_go_out(rig: Rig) -> None:
     assert rig.inbox.reads.count("blocking") == 2, "it does not come back to say it again"
 
 
+def test_only_the_last_word_before_idling_goes_out_without_the_queue(rig: Rig) -> None:
+    """Whatever has a step to overlap with goes through the sender."""
+    rig.sent_now = []
+    rig.add("a", max_tokens=3)
+    rig.run_until_asleep()
+    queued = [len(routed.message.outputs) for routed in rig.sent()]
+    assert queued == [1, 1]
+    assert [output.finish_reason for r in rig.sent_now for output in r.message.outputs] == [LENGTH]
+
+
 def test_without_a_forward_it_waits_a_little_and_goes_on(rig: Rig) -> None:
     rig.add("a", max_tokens=1)
     rig.engine.stalled = 3

@@ -21,15 +21,26 @@ def test_events_keep_their_order() -> None:
     assert inbox.empty()
 
 
-def test_both_are_the_kind_whose_put_is_reentrant() -> None:
+def test_the_input_queue_is_of_the_kind_whose_put_is_reentrant() -> None:
     assert isinstance(InputQueue(), SimpleQueue)
-    assert isinstance(OutputQueue(), SimpleQueue)
+
+
+def test_the_sender_waits_until_there_is_an_item_or_it_is_woken() -> None:
+    outbox = OutputQueue()
+    assert outbox.take() is None
+    outbox.put([])
+    outbox.wait()
+    assert len(outbox) == 1 and outbox.take() == []
+    outbox.wake()
+    outbox.wait()
+    outbox.wait(0.001)
+    assert outbox.take() is None
 
 
 def test_the_two_controls_are_no_messages() -> None:
     outbox: OutputQueue = OutputQueue()
     outbox.put(Control.DEAD)
-    assert isinstance(outbox.get_nowait(), Control)
+    assert isinstance(outbox.take(), Control)
 
 
 @pytest.fixture
@@ -68,8 +79,8 @@ def test_the_loop_is_woken_once_when_the_sender_has_caught_up() -> None:
     assert not outbox.caught_up(), "nobody waits"
     outbox.put([])
     assert outbox.runs_ahead()
-    while outbox.qsize() > CAUGHT_UP:
+    while len(outbox) > CAUGHT_UP:
         assert not outbox.caught_up()
-        outbox.get_nowait()
+        outbox.take()
     assert outbox.caught_up()
     assert not outbox.caught_up(), "once is enough"

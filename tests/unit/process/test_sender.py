@@ -192,7 +192,7 @@ def test_from_a_client_that_does_not_read_nothing_is_taken_until_it_does(
 class Rig:
     """A sender for two clients, the second of which listens from the beginning."""
 
-    def __init__(self, directory: EndpointDirectory) -> None:
+    def __init__(self, directory: EndpointDirectory, limits: Limits | None = None) -> None:
         self.addresses = [ipc_endpoint(directory, f"out-{index}") for index in range(2)]
         self.inbox = InputQueue()
         self.outbox: OutputQueue = OutputQueue()
@@ -202,7 +202,7 @@ class Rig:
             inbox=self.inbox,
             outbox=self.outbox,
             attention=Attention(2),
-            limits=Limits(),
+            limits=limits or Limits(),
         )
         self.pulls: dict[ClientIndex, Socket] = {}
         self.decoder = OutputDecoder("0.33")
@@ -307,3 +307,42 @@ def test_the_loop_hears_of_a_sender_that_dies(rig: Rig, caplog: pytest.LogCaptur
     assert rig.sender.join(20)
     with pytest.raises(Empty):
         rig.inbox.get_nowait()
+
+
+def test_what_is_sent_at_once_keeps_its_place_among_what_was_queued(rig: Rig) -> None:
+    """Whoever writes alternates at random; nothing overtakes, and both ways are really used."""
+    at_once = 0
+    for number in range(3000):
+        routed = [Routed(C1, EngineCoreOutputs(outputs=[EngineCoreOutput("r", [number])]))]
+        if number % 3 and rig.sender.send_now(routed):
+            at_once += 1
+        else:
+            rig.outbox.put(routed)
+        if number % 97 == 0:
+            until(lambda: not len(rig.outbox), what="the sender has caught up")
+    assert [rig.receive(C1).outputs[0].new_token_ids for _ in range(3000)] == [[n] for n in range(3000)]
+    assert 0 < at_once < 2000
+
+
+def test_what_was_sent_at_once_is_looked_after_by_the_sender() -> None:
+    """A client that reads late gets what was held for it, although nothing more is put into the queue."""
+    with EndpointDirectory() as directory:
+        rig = Rig(directory, Limits(max_bytes_in_flight=64 << 10))
+        until(lambda: rig.sender.send_now([]), what="the sender stands")
+        for number in range(70):  # of 1 KB each: 64 KB are on their way, and the rest is held
+            output = EngineCoreOutput("r", [number] * 1000)
+            while not rig.sender.send_now([Routed(C0, EngineCoreOutputs(outputs=[output]))]):
+                pass
+        rig.listen(C0)
+        tokens: list[int] = []
+        while len(tokens) < 70_000:
+            tokens += rig.receive(C0).outputs[0].new_token_ids
+        rig.close()
+    assert tokens == [number for number in range(70) for _ in range(1000)]
+
+
+def test_nothing_is_sent_at_once_by_a_sender_that_has_ended(rig: Rig) -> None:
+    until(lambda: rig.sender.send_now([]), what="the sender stands")
+    rig.outbox.put(Control.END)
+    assert rig.sender.join(20)
+    assert not rig.sender.send_now([Routed(C1, EngineCoreOutputs(outputs=[EngineCoreOutput("r", [1])]))])

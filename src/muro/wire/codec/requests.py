@@ -73,8 +73,11 @@ class RequestEncoder:
         """A utility call. Raises LocalProtocolError that names the argument that cannot travel."""
         if not -(2**63) <= call.call_id < 2**64:
             raise LocalProtocolError(f"call id {call.call_id} has more than 64 bits")
-        args = [self._layout.lora(arg) if isinstance(arg, LoRARequest) else arg for arg in call.args]
-        return self._frames(RequestType.UTILITY, msgspec.structs.replace(call, args=args), call)
+        payload = call
+        if any(isinstance(arg, LoRARequest) for arg in call.args):
+            args = [self._layout.lora(arg) if isinstance(arg, LoRARequest) else arg for arg in call.args]
+            payload = msgspec.structs.replace(call, args=args)
+        return self._frames(RequestType.UTILITY, payload, call)
 
     def start_wave(self, wave: StartDPWave) -> list[Frame]:
         """The coordinator's word that a wave begins."""
