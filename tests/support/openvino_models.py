@@ -49,9 +49,9 @@ def step(model: Executor, *sequences: SequencePlan) -> np.ndarray:
     return model.execute(plan).logits
 
 
-def part(ids: Sequence[int], start: int, end: int, table: list[int], *, sample: bool = True) -> SequencePlan:
+def part(ids: Sequence[int], start: int, end: int, table: list[int], *, num_logits: int = 1) -> SequencePlan:
     """The plan for tokens start ... end of a sequence."""
-    return SequencePlan("a", list(ids[start:end]), start, table, sample)
+    return SequencePlan("a", list(ids[start:end]), start, table, num_logits)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -109,7 +109,7 @@ class _Loop:
     def _step(self, token_ids: list[list[int]], past: int) -> list[int]:
         per_stream = self._info.num_blocks // max(STREAMS)
         sequences = [
-            SequencePlan(str(row), ids, past, list(range(row * per_stream, (row + 1) * per_stream)), True)
+            SequencePlan(str(row), ids, past, list(range(row * per_stream, (row + 1) * per_stream)), 1)
             for row, ids in enumerate(token_ids)
         ]
         result = self._executor.execute(SchedulerOutput(sequences, sum(map(len, token_ids))))

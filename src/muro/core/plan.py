@@ -30,8 +30,9 @@ class SequencePlan(msgspec.Struct, gc=False):
     num_computed_tokens: int
     """How many tokens of this sequence are in the cache (vLLM's "past length")."""
     block_table: list[int]
-    sample: bool
-    """Whether the logits after the last of `token_ids` are wanted; false for all chunks of a prompt but the last."""
+    num_logits: int
+    """For how many of the last of `token_ids` logits are wanted: 0 for a chunk that ends nothing, 1 to sample what
+    comes next, more for log-probabilities of the prompt. At most `len(token_ids)`."""
 
 
 class SchedulerOutput(msgspec.Struct):
@@ -45,8 +46,8 @@ class SchedulerOutput(msgspec.Struct):
 class ModelRunnerOutput(msgspec.Struct):
     """What came out of one step.
 
-    `logits` is a float32 array of shape [number of sequences with `sample`, vocab_size], rows in the order of the
-    plan. It is read before the next `execute`, so an executor may hand out the same buffer every time.
+    `logits` is a float32 array of shape [sum of `num_logits`, vocab_size], rows in the order of the plan and of its
+    tokens. It is read before the next `execute`, so an executor may hand out the same buffer every time.
     """
 
     logits: NDArray[np.float32]

@@ -102,7 +102,7 @@ class Scheduler:
             if length - computed > 1:
                 prefills.append(request)
             elif self._blocks.reserve(table, length) or self._make_room(request):
-                sequences.append(SequencePlan(request.request_id, request.token_ids[-1:], computed, table, True))
+                sequences.append(SequencePlan(request.request_id, request.token_ids[-1:], computed, table, 1))
         budget = self._config.max_num_batched_tokens - len(sequences)
         for request in prefills:
             if budget and request.status is RequestStatus.RUNNING:
@@ -121,7 +121,7 @@ class Scheduler:
         running = self._queues.running
         draws: list[Draw | None] = []
         for sequence in plan.sequences:
-            if sequence.sample:
+            if sequence.num_logits:
                 request = running.get(sequence.request_id)
                 draws.append(None if request is None else request.draw())
         return draws
@@ -133,13 +133,13 @@ class Scheduler:
         outputs: list[EngineCoreOutput] = []
         row = -1
         for sequence in plan.sequences:
-            if sequence.sample:
+            if sequence.num_logits:
                 row += 1
             request = running.get(sequence.request_id)
             if request is None:
                 continue
             request.num_computed_tokens += len(sequence.token_ids)
-            if not sequence.sample:
+            if not sequence.num_logits:
                 continue
             token_id = sampled.token_ids[row]
             if token_id == NO_TOKEN:
@@ -204,7 +204,7 @@ class Scheduler:
         """Plan as much of the known tokens as the budget allows; returns how many."""
         computed = request.num_computed_tokens
         tokens = request.token_ids[computed : computed + budget]
-        last = computed + len(tokens) == len(request.token_ids)
+        last = int(computed + len(tokens) == len(request.token_ids))
         sequences.append(SequencePlan(request.request_id, tokens, computed, request.block_table, last))
         return len(tokens)
 

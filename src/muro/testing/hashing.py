@@ -47,9 +47,8 @@ class HashingExecutor:
             raise InternalError("two tokens of one step go to the same place in the cache")
         for sequence, slots in zip(plan.sequences, written, strict=True):
             self._cache[slots] = sequence.token_ids
-        rows = [self._row(sequence, slots) for sequence, slots in zip(plan.sequences, tables, strict=True)]
-        sampled = [row for sequence, row in zip(plan.sequences, rows, strict=True) if sequence.sample]
-        return ModelRunnerOutput(np.array(sampled, np.float32).reshape(len(sampled), self._info.vocab_size))
+        rows = [row for s, slots in zip(plan.sequences, tables, strict=True) for row in self._rows(s, slots)]
+        return ModelRunnerOutput(np.array(rows, np.float32).reshape(len(rows), self._info.vocab_size))
 
     def on_failure(self, callback: FailureCallback) -> None:
         """Never fails on its own."""
@@ -64,16 +63,20 @@ class HashingExecutor:
         table = np.array(sequence.block_table, np.int64)
         if not sequence.token_ids or len(table) * size < length or table.min() < 0:
             raise InternalError(f"{len(table)} blocks of {sequence.request_id} do not cover its {length} tokens")
+        if not 0 <= sequence.num_logits <= len(sequence.token_ids):
+            raise InternalError(f"{sequence.request_id}: {sequence.num_logits} rows are wanted, of fewer tokens")
         positions = np.arange(length)
         return table[positions // size] * size + positions % size
 
-    def _row(self, sequence: SequencePlan, slots: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _rows(self, sequence: SequencePlan, slots: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The logits after each of the last `num_logits` tokens."""
         tokens = self._cache[slots]
         if (tokens == _EMPTY).any():
             raise InternalError(f"{sequence.request_id} reads tokens that were never stored")
         positions = np.arange(len(tokens), dtype=np.uint64)
-        context = _mix(tokens.astype(np.uint64) + _mix(positions)).sum(dtype=np.uint64)
-        scores = _mix(self._ids + context) >> np.uint64(40)
+        contexts = np.cumsum(_mix(tokens.astype(np.uint64) + _mix(positions)), dtype=np.uint64)
+        wanted = contexts[len(tokens) - sequence.num_logits :, None]
+        scores = _mix(self._ids + wanted) >> np.uint64(40)
         return (scores * 2.0**-21).astype(np.float32)
 
 

@@ -67,7 +67,7 @@ class Bench:
                 start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + len(sequence.token_ids)
                 assert request.status is RequestStatus.RUNNING and start == request.num_computed_tokens
                 assert sequence.token_ids == request.token_ids[start:end] and sequence.token_ids
-                assert sequence.sample == (end == len(request.token_ids))
+                assert sequence.num_logits == (end == len(request.token_ids))
                 assert len(sequence.block_table) * self.pool.block_size >= end
 
 

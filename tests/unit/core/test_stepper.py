@@ -198,7 +198,7 @@ def test_an_error_that_names_a_request_leaves_the_others_whole() -> None:
 
 def test_unusable_logits_end_their_request_only() -> None:
     def meddle(plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        sampled = [s.request_id for s in plan.sequences if s.sample]
+        sampled = [s.request_id for s in plan.sequences if s.num_logits]
         if "0" in sampled and plan.sequences[0].num_computed_tokens > 4:
             result.logits[sampled.index("0")] = np.nan
 

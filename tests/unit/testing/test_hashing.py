@@ -16,7 +16,7 @@ def run(executor: HashingExecutor, *sequences: SequencePlan) -> np.ndarray:
 
 
 def whole(tokens: list[int], table: list[int]) -> SequencePlan:
-    return SequencePlan("a", tokens, 0, table, True)
+    return SequencePlan("a", tokens, 0, table, 1)
 
 
 def test_logits_depend_on_tokens_and_order_but_not_on_blocks_and_chunks() -> None:
@@ -26,15 +26,17 @@ def test_logits_depend_on_tokens_and_order_but_not_on_blocks_and_chunks() -> Non
     assert (first == run(executor, whole([1, 2, 3], [7, 3]))).all()
     assert not (first == run(executor, whole([2, 1, 3], [7, 3]))).all()
     assert not (first == run(executor, whole([1, 2], [7, 3]))).all()
-    assert run(executor, SequencePlan("a", [1, 2], 0, [5, 6], False)).shape == (0, 64)
-    assert (first == run(executor, SequencePlan("a", [3], 2, [5, 6], True))).all()
+    assert run(executor, SequencePlan("a", [1, 2], 0, [5, 6], 0)).shape == (0, 64)
+    assert (first == run(executor, SequencePlan("a", [3], 2, [5, 6], 1))).all()
+    every = run(executor, SequencePlan("a", [2, 3], 1, [5, 6], 2))
+    assert (every == np.concatenate([run(executor, whole([1, 2], [8])), first])).all()
 
 
 def test_a_wrong_table_gives_other_logits() -> None:
     executor = HashingExecutor(num_blocks=9, block_size=2)
     right = run(executor, whole([1, 2, 3], [0, 1]))
     run(executor, whole([4, 5, 6], [2, 3]))
-    assert not (right == run(executor, SequencePlan("a", [3], 2, [2, 1], True))).all()
+    assert not (right == run(executor, SequencePlan("a", [3], 2, [2, 1], 1))).all()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,8 @@ def test_a_wrong_table_gives_other_logits() -> None:
         ([whole([1, 2, 3], [0])], "do not cover"),
         ([whole([], [0])], "do not cover"),
         ([whole([1], [-1])], "do not cover"),
-        ([SequencePlan("a", [3], 2, [0, 1], True)], "never stored"),
+        ([SequencePlan("a", [3], 0, [0], 2)], "rows are wanted"),
+        ([SequencePlan("a", [3], 2, [0, 1], 1)], "never stored"),
         ([whole([1], [4]), whole([2], [4])], "same place"),
         ([], "empty step"),
     ],

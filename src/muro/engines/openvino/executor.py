@@ -109,8 +109,7 @@ def step_inputs(plan: SchedulerOutput, info: ExecutorInfo) -> dict[str, Any]:
         blocks += sequence.block_table[: -(-end // info.block_size)]
         block_begins.append(len(blocks))
         longest = max(longest, end)
-        if sequence.sample:
-            sampled.append(len(token_ids) - 1)
+        sampled += range(len(token_ids) - sequence.num_logits, len(token_ids))
     # Outside the vocabulary the embedding would be read past its end.
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
         raise _outside_vocabulary(plan.sequences, info.vocab_size)

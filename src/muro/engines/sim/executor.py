@@ -91,8 +91,13 @@ class SimExecutor:
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Digest the planned tokens, and let the rest of the step's time pass. The next call overwrites the logits."""
         due = self._clock() + self.seconds(plan)
-        states = [self._advance(sequence) for sequence in plan.sequences]
-        sampled = [state for state, sequence in zip(states, plan.sequences, strict=True) if sequence.sample]
+        sampled: list[int] = []
+        for sequence in plan.sequences:
+            states = self._advance(sequence)
+            sampled += states[len(states) - sequence.num_logits :]
+        if len(sampled) > len(self._logits):
+            self._marked = None
+            self._logits = np.full((len(sampled), self._info.vocab_size), _OUT_OF_QUESTION, np.float32)
         logits = self._logits[: len(sampled)]
         if sampled:
             chosen = np.array(sampled, np.uint64)
@@ -118,17 +123,19 @@ class SimExecutor:
     def shutdown(self) -> None:
         """Holds nothing but memory."""
 
-    def _advance(self, sequence: SequencePlan) -> int:
-        """Store the digest at each of the planned positions; gives the last one."""
+    def _advance(self, sequence: SequencePlan) -> list[int]:
+        """Store the digest at each of the planned positions, and give them."""
         size, table, cache = self._options.block_size, sequence.block_table, self._cache
         position = sequence.num_computed_tokens
         before = position - 1
         state = cache[table[before // size] * size + before % size] if position else self._first
+        states = []
         for token in sequence.token_ids:
             state = digest((token,), state)
+            states.append(state)
             cache[table[position // size] * size + position % size] = state
             position += 1
-        return state
+        return states
 
     def _mark(self, states: np.ndarray) -> None:
         """Let one token stand out in each row, and those of the last step no more."""

@@ -45,9 +45,18 @@ def test_chunks_do_not_matter(chunk: int) -> None:
     whole = step(executor(), part(ids, 0, len(ids), TABLE)).copy()
     model = executor()
     for start in range(0, len(ids) - 1, chunk):
-        unwanted = part(ids, start, min(start + chunk, len(ids) - 1), TABLE, sample=False)
+        unwanted = part(ids, start, min(start + chunk, len(ids) - 1), TABLE, num_logits=0)
         assert step(model, unwanted).shape == (0, model.info().vocab_size)
     np.testing.assert_allclose(step(model, part(ids, len(ids) - 1, len(ids), TABLE)), whole, atol=5e-3)
+
+
+def test_logits_after_several_tokens_of_a_chunk() -> None:
+    ids = golden("llama-plain")[-1]["ids"]
+    model = executor()
+    rows = step(model, part(ids, 0, 20, TABLE, num_logits=20)).copy()
+    assert rows.shape == (20, model.info().vocab_size)
+    for end in (1, 7, 20):
+        np.testing.assert_allclose(step(model, part(ids, 0, end, TABLE))[0], rows[end - 1], atol=5e-3)
 
 
 def test_company_does_not_matter_and_rows_come_in_order() -> None:
@@ -65,7 +74,7 @@ def test_company_does_not_matter_and_rows_come_in_order() -> None:
     together = step(
         model,
         part(long, 39, 40, [8, 6]),
-        part(other, 0, 20, [9, 10], sample=False),
+        part(other, 0, 20, [9, 10], num_logits=0),
         part(other, 0, 33, [2, 3]),
         part(long, 32, 36, [8, 11]),  # its first 32 tokens are the first sequence's
     )
@@ -78,29 +87,29 @@ def test_a_plan_becomes_arrays() -> None:
     info = executor().info()
     plan = SchedulerOutput(
         [
-            SequencePlan("a", [7], 32, [4, 2, 9], True),
-            SequencePlan("b", [1, 2, 3], 0, [5], False),
-            SequencePlan("c", [8, 9], 31, [6, 1], True),
+            SequencePlan("a", [7], 32, [4, 2, 9], 1),
+            SequencePlan("b", [1, 2, 3], 0, [5], 0),
+            SequencePlan("c", [8, 9, 3], 31, [6, 1], 2),
         ],
-        6,
+        7,
     )
     inputs = {name: array.tolist() for name, array in step_inputs(plan, info).items()}
     assert inputs == {
-        "input_ids": [7, 1, 2, 3, 8, 9],
-        "position_ids": [32, 0, 1, 2, 31, 32],
+        "input_ids": [7, 1, 2, 3, 8, 9, 3],
+        "position_ids": [32, 0, 1, 2, 31, 32, 33],
         "past_lens": [32, 0, 31],
-        "subsequence_begins": [0, 1, 4, 6],
+        "subsequence_begins": [0, 1, 4, 7],
         "block_indices": [4, 2, 5, 6, 1],
         "block_indices_begins": [0, 2, 3, 5],
-        "max_context_len": 33,
-        "sampled": [0, 5],
+        "max_context_len": 34,
+        "sampled": [0, 5, 6],
     }
 
 
 @pytest.mark.parametrize("token", [-1, 320])
 def test_a_token_outside_the_vocabulary_ends_its_request_only(token: int) -> None:
     model = executor()
-    plan = SchedulerOutput([SequencePlan("good", [1], 0, [0], True), SequencePlan("bad", [2, token], 0, [1], True)], 3)
+    plan = SchedulerOutput([SequencePlan("good", [1], 0, [0], 1), SequencePlan("bad", [2, token], 0, [1], 1)], 3)
     with pytest.raises(InvalidRequestError, match=f"token id {token} ") as caught:
         model.execute(plan)
     assert caught.value.request_id == "bad"

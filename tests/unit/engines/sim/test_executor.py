@@ -22,7 +22,7 @@ def run(executor: SimExecutor, *sequences: SequencePlan) -> np.ndarray:
 
 
 def whole(tokens: Sequence[int], table: list[int]) -> SequencePlan:
-    return SequencePlan("a", list(tokens), 0, table, True)
+    return SequencePlan("a", list(tokens), 0, table, 1)
 
 
 def test_the_token_that_stands_out_is_the_one_foretold() -> None:
@@ -31,7 +31,7 @@ def test_the_token_that_stands_out_is_the_one_foretold() -> None:
     expected = continuation(sequence, 5)
     assert run(executor, whole(sequence, [3, 1, 2, 0])).argmax(axis=1).tolist() == expected[:1]
     for position, token in enumerate(expected[:-1], len(sequence)):
-        logits = run(executor, SequencePlan("a", [token], position, [3, 1, 2, 0], True))
+        logits = run(executor, SequencePlan("a", [token], position, [3, 1, 2, 0], 1))
         assert logits.argmax(axis=1).tolist() == [expected[position - len(sequence) + 1]]
         assert (logits > 0).sum() == 1
 
@@ -47,16 +47,26 @@ def test_what_follows_does_not_depend_on_what_was_generated_and_what_given() -> 
 def test_chunks_and_blocks_do_not_matter_but_a_wrong_table_does() -> None:
     executor = make(tokens="sampled")
     first = run(executor, whole(b"abcdef", [0, 1])).copy()
-    run(executor, SequencePlan("b", list(b"abcd"), 0, [7, 5], False))
-    assert (first == run(executor, SequencePlan("b", list(b"ef"), 4, [7, 5], True))).all()
-    run(executor, SequencePlan("c", list(b"wxyz"), 0, [9, 8], False))
-    assert not (first == run(executor, SequencePlan("b", list(b"ef"), 4, [9, 5], True))).all()
-    assert run(executor, SequencePlan("b", [1], 0, [2], False)).shape == (0, BYTES)
+    run(executor, SequencePlan("b", list(b"abcd"), 0, [7, 5], 0))
+    assert (first == run(executor, SequencePlan("b", list(b"ef"), 4, [7, 5], 1))).all()
+    run(executor, SequencePlan("c", list(b"wxyz"), 0, [9, 8], 0))
+    assert not (first == run(executor, SequencePlan("b", list(b"ef"), 4, [9, 5], 1))).all()
+    assert run(executor, SequencePlan("b", [1], 0, [2], 0)).shape == (0, BYTES)
 
 
 def test_rows_come_in_the_order_of_the_sampled_sequences() -> None:
-    plans = [whole(b"a", [0]), SequencePlan("b", list(b"bb"), 0, [1], False), whole(b"c", [2])]
+    plans = [whole(b"a", [0]), SequencePlan("b", list(b"bb"), 0, [1], 0), whole(b"c", [2])]
     assert run(make(), *plans).argmax(axis=1).tolist() == continuation(b"a", 1) + continuation(b"c", 1)
+
+
+def test_more_rows_than_sequences() -> None:
+    """As for log-probabilities of a prompt: a row for each token that asks for one, also beyond the usual number."""
+    text = b"abcdefgh"
+    executor = make(max_num_seqs=2)
+    rows = run(executor, SequencePlan("a", list(text), 0, [0, 1], 7), whole(b"xy", [2]))
+    each = [continuation(text[:end], 1)[0] for end in range(2, 9)]
+    assert rows.argmax(axis=1).tolist() == each + continuation(b"xy", 1)
+    assert run(executor, whole(b"xy", [2])).argmax(axis=1).tolist() == continuation(b"xy", 1)
 
 
 def test_scores_to_sample_from() -> None:
@@ -81,7 +91,7 @@ def test_a_step_takes_its_time_or_longer_but_not_both(slow: bool) -> None:
     slept: list[float] = []
     options = SimOptions(step_us=10_000, sequence_us=1000, prefill_us_per_token=100, num_blocks=8, block_size=4)
     executor = SimExecutor(options, BYTES, clock=lambda: next(now), sleep=slept.append)
-    plan = SchedulerOutput([whole(b"abc", [0]), SequencePlan("b", [1], 3, [1], True)], 4)
+    plan = SchedulerOutput([whole(b"abc", [0]), SequencePlan("b", [1], 3, [1], 1)], 4)
     assert executor.seconds(plan) == pytest.approx(0.01 + 2 * 0.001 + 3 * 0.0001)
     executor.execute(plan)
     assert slept == ([] if slow else [pytest.approx(0.0123 - 0.001)])
