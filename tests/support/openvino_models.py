@@ -34,7 +34,12 @@ def golden(name: str) -> list[dict[str, Any]]:
 def compiled(name: str, weights: str, cache_format: str) -> ov.CompiledModel:
     """Compiled once per session; executors over it have caches of their own."""
     model = family(name)
-    decoder = graph.build_decoder(model.config, open_checkpoint(model), weights)
+    return compiled_from(model, weights, cache_format)
+
+
+def compiled_from(model: ModelDir, weights: str = "f32", cache_format: str = "f16") -> ov.CompiledModel:
+    assert model.config.decoder is not None
+    decoder = graph.build_decoder(model.config.decoder, open_checkpoint(model), weights)
     return compile_decoder(decoder, model.config, OpenVINOOptions(cache=cache_format, threads=1))
 
 

@@ -25,6 +25,8 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     """Width of the logits; token ids lie in 0 ... vocab_size - 1."""
     dtype: str = "float32"
+    hidden_size: int = 0
+    """Width of the hidden states that can be asked for; 0: none can, so the model gives no embeddings."""
 
 
 class Executor(Protocol):

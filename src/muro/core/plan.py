@@ -33,6 +33,9 @@ class SequencePlan(msgspec.Struct, gc=False):
     num_logits: int
     """For how many of the last of `token_ids` logits are wanted: 0 for a chunk that ends nothing, 1 to sample what
     comes next, more for log-probabilities of the prompt. At most `len(token_ids)`."""
+    num_hidden: int = 0
+    """For how many of the last of `token_ids` hidden states are wanted, to be pooled into a vector. At most
+    `len(token_ids)`, and 0 where `ExecutorInfo.hidden_size` is 0."""
 
 
 class SchedulerOutput(msgspec.Struct):
@@ -48,6 +51,10 @@ class ModelRunnerOutput(msgspec.Struct):
 
     `logits` is a float32 array of shape [sum of `num_logits`, vocab_size], rows in the order of the plan and of its
     tokens. It is read before the next `execute`, so an executor may hand out the same buffer every time.
+
+    `hidden` holds the last hidden states, those that the logits are computed from, in the same way: float32, shape
+    [sum of `num_hidden`, hidden_size]. None is as good as no rows.
     """
 
     logits: NDArray[np.float32]
+    hidden: NDArray[np.float32] | None = None

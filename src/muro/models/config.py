@@ -14,36 +14,33 @@ from typing import Any, TypeVar
 import msgspec
 
 from muro.errors import ConfigError
+from muro.models.families import FAMILIES, Family, by_architecture
 
 T = TypeVar("T")
+Raw = TypeVar("Raw", bound=msgspec.Struct)
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""Architectures of the Llama family that we can run: rotary positions, RMS norms, gated SiLU MLP."""
+READY_GRAPH = "openvino_model.xml"
+"""A decoder as OpenVINO stores it; its weights lie beside it."""
 
-_WEIGHTS = ("*.safetensors", "*.gguf", "openvino_model.xml", "openvino_model.bin")
+_WEIGHTS = ("*.safetensors", "*.gguf", READY_GRAPH)
 
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Stretching of rotary positions: "linear" (positions / factor) or "llama3" (low frequencies only)."""
+    """Stretching of rotary positions: "linear" (positions / factor), "llama3" (low frequencies only), or "factors"."""
 
     rope_type: str
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    factors: tuple[float, ...] = ()
+    """For "factors", what GGUF files hold: by how much each rotary pair is slowed down, [head_dim / 2]."""
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder of the Llama family. Sizes in elements, lengths in tokens."""
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a decoder of `families.FAMILIES` is built from, beside its weights. Sizes in elements."""
 
-    architecture: str
-    """"llama", "mistral", "qwen2" or "qwen3"."""
-    vocab_size: int
+    family: str
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -53,13 +50,26 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
-    max_position_embeddings: int
-    sliding_window: int | None
-    """Tokens that each position sees, itself included; None: all before it."""
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
     tie_word_embeddings: bool
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as those who run it or ask it see it."""
+
+    vocab_size: int
+    max_position_embeddings: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """All ids that end a generation, those of `generation_config.json` first."""
+    windows: tuple[int | None, ...] | None
+    """Tokens that each position sees, itself included, per layer; None for a layer: all before it. None at all: there
+    are windows, but in an architecture of which we do not know where."""
+    decoder: DecoderConfig | None
+    """What to build; None where a graph lies ready."""
 
 
 class ModelDir(msgspec.Struct, frozen=True):
@@ -88,78 +98,110 @@ def open_model(path: str | Path) -> ModelDir:
     path = Path(path).resolve()
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory; give a model directory, or fetch the demo model: muro pull demo")
-    config = read_config(path)
+    if not (path / "config.json").exists():
+        raise ConfigError(f"{path} has no config.json; it is needed to know the model's shape")
     for pattern in _WEIGHTS:
         if files := tuple(sorted(path.glob(pattern))):
             break
     else:
         raise ConfigError(f"{path} has no weights: there is no *.safetensors, *.gguf or openvino_model.xml in it")
-    return ModelDir(path, config, files)
+    return ModelDir(path, read_config(path, ready=files[0].name == READY_GRAPH), files)
 
 
-def read_config(path: Path) -> ModelConfig:
+def read_config(path: Path, *, ready: bool = False) -> ModelConfig:
     """Read `config.json` of a model directory, and the end tokens of its `generation_config.json`.
+
+    Args:
+        path: the directory.
+        ready: the graph lies ready, so that any architecture will do.
 
     Raises:
         ConfigError: a file is missing or wrong, or the model is one that we cannot run.
     """
-    raw = _read(path / "config.json", _HfConfig)
+    where = path / "config.json"
+    raw = _read(where, _HfModel)
     if raw is None:
         raise ConfigError(f"{path} has no config.json; it is needed to know the model's shape")
-    where = path / "config.json"
-    architecture = next((ARCHITECTURES[name] for name in raw.architectures if name in ARCHITECTURES), None)
-    if architecture is None:
+    if min(raw.vocab_size, raw.max_position_embeddings) < 1:
+        raise ConfigError(f"{where}: sizes must be positive")
+    family = by_architecture(raw.architectures)
+    if family is None and not ready:
         found = ", ".join(raw.architectures) or "none named"
-        raise ConfigError(f"{where}: architecture {found} is not supported; supported: {', '.join(ARCHITECTURES)}")
-    _refuse(raw, where)
-    heads = raw.num_attention_heads
-    theta, scaling = _rope(raw, where)
+        supported = ", ".join(family.architecture for family in FAMILIES)
+        raise ConfigError(f"{where}: architecture {found} is not supported; supported: {supported}")
     generation = _read(path / "generation_config.json", _HfGenerationConfig) or _HfGenerationConfig()
     eos = dict.fromkeys([*_ids(generation.eos_token_id), *_ids(raw.eos_token_id)])
     return ModelConfig(
-        architecture=architecture,
         vocab_size=raw.vocab_size,
-        hidden_size=raw.hidden_size,
-        intermediate_size=raw.intermediate_size,
-        num_hidden_layers=raw.num_hidden_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=raw.num_key_value_heads or heads,
-        head_dim=raw.head_dim or raw.hidden_size // heads,
-        rms_norm_eps=raw.rms_norm_eps,
-        rope_theta=theta,
-        rope_scaling=scaling,
         max_position_embeddings=raw.max_position_embeddings,
-        sliding_window=_window(raw, where),
-        tie_word_embeddings=raw.tie_word_embeddings,
         bos_token_id=generation.bos_token_id if generation.bos_token_id is not None else raw.bos_token_id,
         eos_token_ids=tuple(eos),
+        windows=_windows(raw, family, where),
+        decoder=None if ready or family is None else _decoder(path, family),
     )
 
 
-class _HfConfig(msgspec.Struct):
-    """The fields of `config.json` that are read, with the defaults of `transformers`."""
+def _decoder(path: Path, family: Family) -> DecoderConfig:
+    where = path / "config.json"
+    raw = _read(where, _HfDecoder)
+    if raw is None:
+        raise ConfigError(f"{where} has gone")
+    raw = _filled(raw, family)
+    _refuse(raw, where)
+    theta, scaling = _rope(raw, where)
+    return DecoderConfig(
+        family=family.name,
+        hidden_size=raw.hidden_size,
+        intermediate_size=raw.intermediate_size,
+        num_hidden_layers=raw.num_hidden_layers,
+        num_attention_heads=raw.num_attention_heads,
+        num_key_value_heads=raw.num_key_value_heads or raw.num_attention_heads,
+        head_dim=raw.head_dim or raw.hidden_size // raw.num_attention_heads,
+        rms_norm_eps=raw.rms_norm_eps,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        qkv_bias=family.qkv_bias == "always" or (family.qkv_bias == "attention_bias" and raw.attention_bias),
+        output_bias=family.output_bias == "attention_bias" and raw.attention_bias,
+        mlp_bias=family.mlp_bias == "mlp_bias" and raw.mlp_bias,
+        qk_norm=family.qk_norm,
+        tie_word_embeddings=raw.tie_word_embeddings,
+    )
 
-    architectures: list[str]
+
+class _HfModel(msgspec.Struct):
+    """The fields of `config.json` that are read of any model."""
+
     vocab_size: int
+    max_position_embeddings: int
+    architectures: list[str] = []
+    num_hidden_layers: int = 0
+    sliding_window: int | msgspec.UnsetType | None = msgspec.UNSET
+    use_sliding_window: bool | None = None
+    max_window_layers: int | msgspec.UnsetType = msgspec.UNSET
+    layer_types: list[str] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+
+class _HfDecoder(msgspec.Struct):
+    """What else is read of a decoder that we build, with the defaults of `transformers`; see `Family.defaults`, too."""
+
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
-    max_position_embeddings: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    num_key_value_heads: int | msgspec.UnsetType | None = msgspec.UNSET
+    head_dim: int | msgspec.UnsetType | None = msgspec.UNSET
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
-    sliding_window: int | None = None
-    use_sliding_window: bool = True
-    layer_types: list[str] | None = None
+    partial_rotary_factor: float = 1.0
+    attention_bias: bool = False
+    mlp_bias: bool = False
     tie_word_embeddings: bool = False
     quantization_config: dict[str, Any] | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
 
 
 class _HfGenerationConfig(msgspec.Struct):
@@ -169,33 +211,34 @@ class _HfGenerationConfig(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-def _refuse(raw: _HfConfig, where: Path) -> None:
+def _filled(raw: Raw, family: Family) -> Raw:
+    """With what the family means by a key that is left out; None where no family says anything else."""
+    unset = [name for name in raw.__struct_fields__ if getattr(raw, name) is msgspec.UNSET]
+    return msgspec.structs.replace(raw, **{name: family.defaults.get(name) for name in unset})
+
+
+def _refuse(raw: _HfDecoder, where: Path) -> None:
     if raw.hidden_act not in ("silu", "swish"):
         raise ConfigError(f"{where}: hidden_act {raw.hidden_act!r} is not supported; only silu is")
     if raw.quantization_config is not None:
         method = raw.quantization_config.get("quant_method", "unknown")
         raise ConfigError(f"{where}: weights quantised by {method!r} are not supported; take the original checkpoint")
-    sizes = (
-        raw.vocab_size,
-        raw.hidden_size,
-        raw.intermediate_size,
-        raw.num_hidden_layers,
-        raw.num_attention_heads,
-        raw.max_position_embeddings,
-    )
+    if raw.partial_rotary_factor != 1.0:
+        raise ConfigError(f"{where}: partial_rotary_factor {raw.partial_rotary_factor} is not supported; only 1 is")
+    sizes = (raw.hidden_size, raw.intermediate_size, raw.num_hidden_layers, raw.num_attention_heads)
     if min(sizes) < 1:
         raise ConfigError(f"{where}: sizes must be positive")
     if raw.num_attention_heads % (raw.num_key_value_heads or raw.num_attention_heads):
         raise ConfigError(f"{where}: num_attention_heads is no multiple of num_key_value_heads")
 
 
-def _rope(raw: _HfConfig, where: Path) -> tuple[float, RopeScaling | None]:
+def _rope(raw: _HfDecoder, where: Path) -> tuple[float, RopeScaling | None]:
     rope = {"rope_theta": raw.rope_theta, **(raw.rope_scaling or {}), **(raw.rope_parameters or {})}
     theta = rope.pop("rope_theta", None)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return float(theta or 10000.0), None
-    if kind not in ("linear", "llama3"):
+    if kind not in ("linear", "llama3", "factors"):
         raise ConfigError(f"{where}: rope scaling {kind!r} is not supported; supported: default, linear, llama3")
     try:
         scaling = msgspec.convert({**rope, "rope_type": kind}, RopeScaling)
@@ -204,15 +247,28 @@ def _rope(raw: _HfConfig, where: Path) -> tuple[float, RopeScaling | None]:
     return float(theta or 10000.0), scaling
 
 
-def _window(raw: _HfConfig, where: Path) -> int | None:
-    if raw.sliding_window is None or not raw.use_sliding_window:
-        return None
-    kinds = set(raw.layer_types or ["sliding_attention"])
-    if kinds == {"full_attention"}:
-        return None
-    if kinds != {"sliding_attention"}:
-        raise ConfigError(f"{where}: layers of several kinds ({', '.join(sorted(kinds))}) are not supported")
-    return raw.sliding_window
+def _windows(raw: _HfModel, family: Family | None, where: Path) -> tuple[int | None, ...] | None:
+    if family is None:
+        says = raw.sliding_window or set(raw.layer_types or ()) - {"full_attention"}
+        return None if says and raw.use_sliding_window is not False else ()
+    raw = _filled(raw, family)
+    layers = raw.num_hidden_layers
+    window = raw.sliding_window or None
+    by_switch = family.window == "use_sliding_window"
+    if family.window == "never" or (by_switch and not raw.use_sliding_window):
+        window = None
+    kinds = raw.layer_types
+    if kinds is None:
+        first = (raw.max_window_layers or 0) if by_switch else 0
+        kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
+    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise ConfigError(
+            f"{where}: layer_types must name {layers} layers of full_attention and sliding_attention; "
+            f"found {len(kinds)} of {', '.join(sorted(set(kinds)))}"
+        )
+    if window is not None and window < 1:
+        raise ConfigError(f"{where}: sliding_window is {window}; it must be positive")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _ids(value: int | list[int] | None) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from muro.errors import ConfigError
-from muro.models.config import RopeScaling, open_model, read_config
+from muro.models.config import DecoderConfig, RopeScaling, open_model, read_config
 
 FAMILIES = Path(__file__).parents[2] / "data" / "families"
 PLAIN: dict[str, Any] = {
@@ -25,14 +25,27 @@ def write(directory: Path, **changes: Any) -> Path:
     return directory
 
 
+def decoder(directory: Path) -> DecoderConfig:
+    config = read_config(directory).decoder
+    assert config is not None
+    return config
+
+
 def test_what_is_left_out_follows_from_the_rest(tmp_path: Path) -> None:
-    config = read_config(write(tmp_path))
+    config = decoder(write(tmp_path))
     assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
-    assert config.eos_token_ids == () and not config.tie_word_embeddings
+    assert read_config(tmp_path).eos_token_ids == () and not config.tie_word_embeddings
+
+
+def test_what_is_left_out_is_the_familys(tmp_path: Path) -> None:
+    wide = {"num_attention_heads": 32, "hidden_size": 256}
+    assert read_config(write(tmp_path, architectures=["MistralForCausalLM"], **wide)).windows == (4096, 4096)
+    assert decoder(write(tmp_path, architectures=["Qwen3ForCausalLM"], **wide)).head_dim == 128
+    assert read_config(tmp_path).windows == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("family", "architecture", "window"),
+    ("family", "name", "window"),
     [
         ("llama-plain", "llama", None),
         ("llama3-rope-scaling", "llama", None),
@@ -41,9 +54,12 @@ def test_what_is_left_out_follows_from_the_rest(tmp_path: Path) -> None:
         ("qwen3-qknorm", "qwen3", None),
     ],
 )
-def test_families(family: str, architecture: str, window: int | None) -> None:
+def test_families(family: str, name: str, window: int | None) -> None:
     model = open_model(FAMILIES / family)
-    assert (model.config.architecture, model.config.sliding_window) == (architecture, window)
+    config = model.config.decoder
+    assert config is not None
+    assert (config.family, model.config.windows) == (name, (window, window))
+    assert (config.qkv_bias, config.output_bias, config.qk_norm) == (name == "qwen2", False, name == "qwen3")
     assert model.config.eos_token_ids == (2,)
     assert [file.name for file in model.weights] == ["model.safetensors"]
 
@@ -51,7 +67,7 @@ def test_families(family: str, architecture: str, window: int | None) -> None:
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_both_spellings_of_rotary_scaling(tmp_path: Path, key: str) -> None:
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 64}
-    config = read_config(write(tmp_path, **{key: rope}, rope_theta=5e5))
+    config = decoder(write(tmp_path, **{key: rope}, rope_theta=5e5))
     assert config.rope_theta == 5e5
     assert config.rope_scaling == RopeScaling(rope_type="llama3", factor=8.0, original_max_position_embeddings=64)
 
@@ -73,7 +89,11 @@ def test_all_end_tokens_those_for_generation_first(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "linear", "factor": "big"}}, "factor"),
         ({"hidden_act": "gelu"}, "'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "'awq' are not supported"),
-        ({"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}, "several kinds"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "found 2 of chunked_attention, full_attention"),
+        ({"layer_types": ["full_attention"]}, "must name 2 layers"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "sliding_window is -1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"max_position_embeddings": 0}, "positive"),
         ({"num_key_value_heads": 3}, "multiple"),
         ({"num_hidden_layers": 0}, "positive"),
         ({"vocab_size": "many"}, "vocab_size"),
@@ -84,13 +104,38 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, changes: dict[str
         read_config(write(tmp_path, **changes))
 
 
-def test_a_window_over_all_layers_and_none(tmp_path: Path) -> None:
-    write(tmp_path, sliding_window=8, layer_types=["full_attention"] * 2)
-    assert read_config(tmp_path).sliding_window is None
-    write(tmp_path, sliding_window=8, use_sliding_window=False)
-    assert read_config(tmp_path).sliding_window is None
-    write(tmp_path, sliding_window=8, layer_types=["sliding_attention"] * 2)
-    assert read_config(tmp_path).sliding_window == 8
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "windows"),
+    [
+        ("Llama", {"sliding_window": 8}, (None, None)),
+        ("Mistral", {"sliding_window": 8}, (8, 8)),
+        ("Mistral", {"sliding_window": None}, (None, None)),
+        ("Mistral", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, (None, 8)),
+        ("Qwen2", {"sliding_window": 8}, (None, None)),
+        ("Qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, (None, 8)),
+        ("Qwen2", {"sliding_window": 8, "use_sliding_window": True}, (None, None)),  # max_window_layers is 28
+        ("Qwen3", {"sliding_window": 8, "use_sliding_window": True, "layer_types": [SLIDING, FULL]}, (8, None)),
+    ],
+)
+def test_windows_of_layers(
+    tmp_path: Path, architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    write(tmp_path, architectures=[f"{architecture}ForCausalLM"], **changes)
+    assert read_config(tmp_path).windows == windows
+
+
+def test_a_graph_that_lies_ready_may_have_any_architecture(tmp_path: Path) -> None:
+    write(tmp_path, architectures=["MambaForCausalLM"], rope_scaling={"type": "yarn"}, hidden_size=-1)
+    (tmp_path / "openvino_model.xml").touch()
+    config = open_model(tmp_path).config
+    assert (config.vocab_size, config.decoder, config.windows) == (100, None, ())
+    write(tmp_path, architectures=["Gemma3ForCausalLM"], sliding_window=512)
+    assert open_model(tmp_path).config.windows is None
+    write(tmp_path, architectures=["MistralForCausalLM"], sliding_window=512)
+    assert open_model(tmp_path).config.windows == (512, 512)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

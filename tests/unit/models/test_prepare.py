@@ -20,14 +20,15 @@ def prepared(tmp_path: Path) -> Path:
 
 def test_the_directory_describes_the_model(prepared: Path) -> None:
     model = open_model(prepared)
-    config = model.config
+    config = model.config.decoder
+    assert config is not None
     assert [file.name for file in model.weights] == ["tiny.gguf"]
     assert (config.hidden_size, config.num_attention_heads, config.num_key_value_heads) == (32, 4, 2)
     assert (config.head_dim, config.intermediate_size, config.num_hidden_layers) == (8, 24, 1)
-    assert (config.vocab_size, config.max_position_embeddings) == (len(TOKENS), 64)
+    assert (model.config.vocab_size, model.config.max_position_embeddings) == (len(TOKENS), 64)
     assert config.rms_norm_eps == 1e-5  # not the nearest float32
     assert config.tie_word_embeddings
-    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+    assert (model.config.bos_token_id, model.config.eos_token_ids) == (1, (2,))
 
 
 def test_the_files_are_those_that_other_front_ends_read(prepared: Path) -> None:

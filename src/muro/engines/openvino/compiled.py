@@ -20,11 +20,11 @@ from muro.config import engine_cpus
 from muro.engine.interface import Report
 from muro.engines.openvino import graph
 from muro.engines.openvino.options import OpenVINOOptions
+from muro.engines.openvino.paged import to_paged
 from muro.engines.openvino.weights import open_checkpoint
+from muro.errors import ConfigError
 from muro.models.atomic import publish
-from muro.models.config import ModelConfig, ModelDir
-
-_IR = "openvino_model.xml"
+from muro.models.config import READY_GRAPH, ModelConfig, ModelDir
 
 
 def compile_model(model: ModelDir, options: OpenVINOOptions, root: Path, report: Report) -> ov.CompiledModel:
@@ -42,18 +42,26 @@ def compile_model(model: ModelDir, options: OpenVINOOptions, root: Path, report:
     """
     path = stored_graph(model, options.weights, root, report)
     report("compiling", 40)
-    return compile_decoder(ov.Core().read_model(path), model.config, options)
+    try:
+        decoder = ov.Core().read_model(path)
+    except RuntimeError as error:
+        # Among them graphs that were stored with paged attention, which OpenVINO itself cannot read again.
+        raise ConfigError(
+            f"OpenVINO {ov.__version__} cannot read {path}; a decoder must be stored in its stateful form: {error}"
+        ) from error
+    return compile_decoder(decoder, model.config, options)
 
 
 def compile_decoder(decoder: ov.Model, config: ModelConfig, options: OpenVINOOptions) -> ov.CompiledModel:
     """A stateful decoder, turned to paged attention and compiled for the CPU."""
-    graph.to_paged(decoder, config.sliding_window)
+    to_paged(decoder, config.windows)
     return ov.Core().compile_model(decoder, "CPU", _properties(options))
 
 
 def stored_graph(model: ModelDir, weights: str, root: Path, report: Report) -> Path:
     """The stateful decoder of a model as a file, built if it is not there yet; see `compile_model`."""
-    if model.weights[0].name == _IR:
+    config = model.config.decoder
+    if config is None:
         return model.weights[0]
     # One place per model directory and number format; the key tells whether what lies there is still right.
     place = hashlib.sha256(str(model.path).encode()).hexdigest()[:12]
@@ -62,16 +70,16 @@ def stored_graph(model: ModelDir, weights: str, root: Path, report: Report) -> P
 
     def build(target: Path) -> None:
         def on_layer(layer: int) -> None:
-            report("converting weights", 2 + 33 * layer / model.config.num_hidden_layers)
+            report("converting weights", 2 + 33 * layer / config.num_hidden_layers)
 
         report("opening weights", 1)
-        decoder = graph.build_decoder(model.config, open_checkpoint(model), weights, on_layer)
+        decoder = graph.build_decoder(config, open_checkpoint(model), weights, on_layer)
         report("storing weights", 35)
-        ov.save_model(decoder, target / _IR, compress_to_fp16=False)
+        ov.save_model(decoder, target / READY_GRAPH, compress_to_fp16=False)
 
     publish(directory, key, build)
     _give_memory_back()
-    return directory / _IR
+    return directory / READY_GRAPH
 
 
 def _properties(options: OpenVINOOptions) -> dict[str, Any]:

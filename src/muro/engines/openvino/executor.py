@@ -37,14 +37,17 @@ class OpenVINOExecutor:
         return self._info
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """See `Executor.execute`. The logits are a view of the model's output, overwritten by the next call."""
+        """See `Executor.execute`. The arrays are views of the model's outputs, overwritten by the next call."""
         if self._request is None:
             raise RuntimeError("the executor was shut down")
         for name, array in step_inputs(plan, self._info).items():
             self._request.set_tensor(name, ov.Tensor(array))
         self._request.infer()
-        logits = self._request.get_output_tensor(0).data
-        return ModelRunnerOutput(logits=logits.reshape(-1, self._info.vocab_size))
+        logits = self._request.get_tensor("logits").data.reshape(-1, self._info.vocab_size)
+        if not self._info.hidden_size:
+            return ModelRunnerOutput(logits)
+        hidden = self._request.get_tensor("hidden").data
+        return ModelRunnerOutput(logits, hidden.reshape(-1, self._info.hidden_size))
 
     def on_failure(self, callback: FailureCallback) -> None:
         """Nothing to report: the model computes in this process, and `execute` raises if it cannot."""
@@ -58,8 +61,13 @@ def create_executor(compiled: ov.CompiledModel, config: ModelConfig, options: Op
     """Allocate the key/value cache within its memory budget and put the executor together.
 
     Raises:
-        ConfigError: the cache cannot hold a sequence of `max_model_len` tokens.
+        ConfigError: the cache cannot hold a sequence of `max_model_len` tokens, or the model's logits do not fit its
+            vocabulary.
     """
+    widths = {name: port.partial_shape[-1] for port in compiled.outputs for name in port.get_names()}
+    width = widths["logits"]
+    if width.is_static and width.get_length() != config.vocab_size:
+        raise ConfigError(f"the graph scores {width.get_length()} tokens, config.json speaks of {config.vocab_size}")
     caches = {
         port.any_name: port for port in compiled.inputs if port.any_name.startswith(("key_cache.", "value_cache."))
     }
@@ -81,12 +89,13 @@ def create_executor(compiled: ov.CompiledModel, config: ModelConfig, options: Op
         block_size=block_size,
         vocab_size=config.vocab_size,
         dtype="float32",
+        hidden_size=widths["hidden"].get_length() if "hidden" in widths else 0,
     )
     return OpenVINOExecutor(request, cache, info)
 
 
 def step_inputs(plan: SchedulerOutput, info: ExecutorInfo) -> dict[str, Any]:
-    """The model's inputs for one step; names, shapes and types as in `graph.py`.
+    """The model's inputs for one step; names, shapes and types as in `paged.py`.
 
     Raises:
         InvalidRequestError: a token id lies outside the vocabulary.
@@ -98,6 +107,7 @@ def step_inputs(plan: SchedulerOutput, info: ExecutorInfo) -> dict[str, Any]:
     blocks: list[int] = []
     block_begins = [0]
     sampled: list[int] = []
+    pooled: list[int] = []
     longest = 0
     for sequence in plan.sequences:
         past = sequence.num_computed_tokens
@@ -110,10 +120,12 @@ def step_inputs(plan: SchedulerOutput, info: ExecutorInfo) -> dict[str, Any]:
         block_begins.append(len(blocks))
         longest = max(longest, end)
         sampled += range(len(token_ids) - sequence.num_logits, len(token_ids))
+        if sequence.num_hidden:
+            pooled += range(len(token_ids) - sequence.num_hidden, len(token_ids))
     # Outside the vocabulary the embedding would be read past its end.
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
         raise _outside_vocabulary(plan.sequences, info.vocab_size)
-    return {
+    inputs = {
         "input_ids": np.array(token_ids, dtype=np.int64),
         "position_ids": np.array(positions, dtype=np.int64),
         "past_lens": np.array(past_lens, dtype=np.int32),
@@ -123,6 +135,9 @@ def step_inputs(plan: SchedulerOutput, info: ExecutorInfo) -> dict[str, Any]:
         "max_context_len": np.array(longest, dtype=np.int32),
         "sampled": np.array(sampled, dtype=np.int32),
     }
+    if info.hidden_size:
+        inputs["pooled"] = np.array(pooled, dtype=np.int32)
+    return inputs
 
 
 def _outside_vocabulary(sequences: list[SequencePlan], vocab_size: int) -> InvalidRequestError:

@@ -1,15 +1,9 @@
-"""The decoder of the Llama family as an OpenVINO model, and its turn to paged attention.
+"""A decoder of any family of `muro.models.families` as an OpenVINO model, written with opset operations.
 
-`build_decoder` writes the model with opset operations as a *stateful* decoder, the form in which decoders are
-exported for OpenVINO. `to_paged` lets OpenVINO's own transformation replace state and attention by block tables. The
-transformation recognises patterns, so the shape of the key/value part, the mask input and `causal=False` are as it
-wants them; mask and `beam_idx` vanish in it. Rotary embedding, RMS norm and compressed weights are written such that
-the CPU plugin fuses them.
-
-Inputs after `to_paged`, T tokens of S sequences: `input_ids` [T], `position_ids` [T] (int64); `past_lens` [S],
-`subsequence_begins` [S + 1], `block_indices` [B], `block_indices_begins` [S + 1], `max_context_len` [] and
-`sampled` [R] (int32); `key_cache.N`, `value_cache.N` per layer. Output: float32 logits of the R tokens at the
-positions `sampled` of the T.
+It is *stateful*, the form in which decoders are exported for OpenVINO; `paged.py` turns it to paged attention. The
+transformation that does so recognises patterns: the shape of the key/value part, the mask input and `causal=False`
+are as it wants them, and mask and `beam_idx` vanish in it. Rotary embedding, RMS norm and compressed weights are
+written such that the CPU plugin fuses them.
 """
 
 from __future__ import annotations
@@ -23,8 +17,8 @@ import openvino as ov
 from openvino import opset6, opset13
 
 from muro.engines.openvino.weights import Checkpoint, quantize_int8
-from muro.errors import InternalError
-from muro.models.config import ModelConfig
+from muro.errors import ConfigError
+from muro.models.config import DecoderConfig
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,14 +26,15 @@ if TYPE_CHECKING:
 # OpenVINO ships no types; nodes and outputs are both accepted as inputs.
 Node = Any
 
-VERSION = 1
+VERSION = 2
 """Counted up when the built graph changes, so that stored ones are made anew."""
 
-_SLIDING_WINDOW_INPUT = 10  # of the PagedAttentionExtension node
+_MOST_NAMED = 5
+_TIED = ("lm_head.weight", "output.weight")  # a copy of the embedding that some checkpoints hold
 
 
 def build_decoder(
-    config: ModelConfig,
+    config: DecoderConfig,
     checkpoint: Checkpoint,
     weights: str,
     on_layer: Callable[[int], None] = lambda _: None,
@@ -53,50 +48,33 @@ def build_decoder(
         on_layer: told the number of each layer before it is converted.
 
     Raises:
-        ConfigError: the checkpoint lacks a tensor.
+        ConfigError: the checkpoint lacks a tensor, or holds one that the model has no place for.
     """
-    return _Decoder(config, checkpoint, weights).build(on_layer)
+    model = _Decoder(config, checkpoint, weights).build(on_layer)
+    unread = [name for name in checkpoint.unread() if not (config.tie_word_embeddings and name in _TIED)]
+    if unread:
+        more = f" and {len(unread) - _MOST_NAMED} more" if len(unread) > _MOST_NAMED else ""
+        raise ConfigError(
+            f"the checkpoint holds tensors that a {config.family} model has no place for: "
+            f"{', '.join(unread[:_MOST_NAMED])}{more}; computing without them would be wrong"
+        )
+    return model
 
 
-def to_paged(model: ov.Model, sliding_window: int | None = None) -> None:
-    """Turn a stateful decoder, ours or an exported one, to paged attention; see above.
-
-    Raises:
-        InternalError: the transformation does not know the decoder.
-    """
-    # A private module; a test watches that it does what is said here.
-    from openvino._offline_transformations import paged_attention_transformation
-
-    try:
-        paged_attention_transformation(model)
-    except RuntimeError as error:
-        raise InternalError(f"OpenVINO {ov.__version__} cannot turn this model to paged attention: {error}") from error
-    head = model.outputs[0].get_node().input_value(0).get_node()
-    while head.get_type_name() in ("Convert", "Reshape", "Squeeze", "Unsqueeze"):
-        head = head.input_value(0).get_node()
-    if head.get_type_name() != "MatMul":
-        raise InternalError(f"the model's output comes from a {head.get_type_name()}, not from a MatMul")
-    # The head is the largest matrix: run it only for the tokens whose logits are wanted.
-    sampled = opset13.parameter([-1], np.int32, name="sampled")
-    sampled.output(0).set_names({"sampled"})
-    head.input(0).replace_source_output(opset13.gather(head.input_value(0), sampled, _int(0)).output(0))
-    model.add_parameters([sampled])
-    if sliding_window is not None:
-        _set_sliding_window(model, sliding_window)
-    model.validate_nodes_and_infer_types()
-
-
-def rotary_frequencies(config: ModelConfig) -> NDArray[np.float32]:
+def rotary_frequencies(config: DecoderConfig) -> NDArray[np.float32]:
     """Radians per position of each rotary pair, shape [head_dim / 2].
 
     "llama3": wavelengths longer than `original_max_position_embeddings / low_freq_factor` are stretched by `factor`,
     those shorter than `.../ high_freq_factor` stay, in between it is interpolated (as published with Llama 3.1).
+    "factors": each by its own, as GGUF files hold the outcome of that.
     """
     pairs = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     frequencies = config.rope_theta**-pairs
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies.astype(np.float32)
+    if scaling.rope_type == "factors":
+        return (frequencies / np.array(scaling.factors, np.float64)).astype(np.float32)
     if scaling.rope_type == "linear":
         return (frequencies / scaling.factor).astype(np.float32)
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
@@ -108,11 +86,12 @@ def rotary_frequencies(config: ModelConfig) -> NDArray[np.float32]:
 class _Decoder:
     """Writes one decoder. [B, T, ...] below: batch, tokens; after `to_paged` B counts tokens and T is 1."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, weights: str) -> None:
+    def __init__(self, config: DecoderConfig, checkpoint: Checkpoint, weights: str) -> None:
         self._config = config
         self._checkpoint = checkpoint
         self._weights = weights
         self._assigns: list[Node] = []
+        self._shapes = _shapes(config)
 
     def build(self, on_layer: Callable[[int], None]) -> ov.Model:
         config = self._config
@@ -146,7 +125,8 @@ class _Decoder:
         config = self._config
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         # One product instead of three: fewer, larger matrices are quicker for few tokens.
-        joined = self._linear(hidden, f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
+        names = [f"{name}.{part}_proj" for part in "qkv"]
+        joined = self._linear(hidden, *names, bias=config.qkv_bias)
         parts = opset13.variadic_split(joined, _int(2), _int([heads * size, kv_heads * size, kv_heads * size]))
         query = self._heads(parts.output(0), heads, f"{name}.q_norm")
         key = self._heads(parts.output(1), kv_heads, f"{name}.k_norm")
@@ -155,18 +135,19 @@ class _Decoder:
         values = self._cached(value, layer, "value")
         mixed = opset13.scaled_dot_product_attention(self._rotate(query), keys, values, self._mask, causal=False)
         merged = opset13.reshape(_swap_heads(mixed), _int([0, 0, heads * size]), True)
-        return self._linear(merged, f"{name}.o_proj")
+        return self._linear(merged, f"{name}.o_proj", bias=config.output_bias)
 
     def _mlp(self, hidden: Node, name: str) -> Node:
         # Gate and up stay apart: the plugin fuses the activation into the gate's product.
-        gate = opset13.swish(self._linear(hidden, f"{name}.gate_proj"))
-        up = self._linear(hidden, f"{name}.up_proj")
-        return self._linear(opset13.multiply(gate, up), f"{name}.down_proj")
+        bias = self._config.mlp_bias
+        gate = opset13.swish(self._linear(hidden, f"{name}.gate_proj", bias=bias))
+        up = self._linear(hidden, f"{name}.up_proj", bias=bias)
+        return self._linear(opset13.multiply(gate, up), f"{name}.down_proj", bias=bias)
 
     def _heads(self, x: Node, count: int, norm: str | None = None) -> Node:
         """[B, T, count * head_dim] -> [B, count, T, head_dim], normed per head where the model does so."""
         x = opset13.reshape(x, _int([0, 0, count, self._config.head_dim]), True)
-        if norm is not None and f"{norm}.weight" in self._checkpoint:
+        if norm is not None and self._config.qk_norm:
             x = self._norm(x, norm)
         return _swap_heads(x)
 
@@ -207,18 +188,18 @@ class _Decoder:
         mean = opset13.reduce_mean(opset13.power(x, _float(2)), _int([-1]), keep_dims=True)
         root = opset13.sqrt(opset13.add(mean, _float(self._config.rms_norm_eps)))
         scaled = opset13.multiply(x, opset13.divide(_float(1), root))
-        return opset13.multiply(scaled, opset13.constant(self._checkpoint.read(f"{name}.weight")))
+        return opset13.multiply(scaled, opset13.constant(self._read(f"{name}.weight")))
 
-    def _linear(self, x: Node, *names: str) -> Node:
-        """Product with the matrices [out, in] one below the other, plus their biases where there are some."""
+    def _linear(self, x: Node, *names: str, bias: bool) -> Node:
+        """Product with the matrices [out, in] one below the other, plus their biases if the model has them."""
         product = opset13.matmul(x, self._matrix(*names), False, True)
-        if f"{names[0]}.bias" not in self._checkpoint:
+        if not bias:
             return product
-        biases = [self._checkpoint.read(f"{name}.bias") for name in names]
+        biases = [self._read(f"{name}.bias") for name in names]
         return opset13.add(product, opset13.constant(np.concatenate(biases)))
 
     def _matrix(self, *names: str) -> Node:
-        matrix = np.concatenate([self._checkpoint.read(f"{name}.weight") for name in names])
+        matrix = np.concatenate([self._read(f"{name}.weight") for name in names])
         if self._weights == "int8":
             values, scales = quantize_int8(matrix)
             return opset13.multiply(opset13.convert(opset13.constant(values), np.float32), opset13.constant(scales))
@@ -226,11 +207,31 @@ class _Decoder:
             return opset13.convert(opset13.constant(matrix.astype(np.float16)), np.float32)
         return opset13.constant(matrix)
 
+    def _read(self, name: str) -> NDArray[np.float32]:
+        tensor = self._checkpoint.read(name)
+        _, module, kind = f".{name}".rsplit(".", 2)
+        expected = self._shapes.get(module)
+        if expected and tensor.shape != (expected if kind == "weight" else expected[:1]):
+            raise ConfigError(f"by config.json {name} should have the shape {expected}; it has {tensor.shape}")
+        return tensor
 
-def _set_sliding_window(model: ov.Model, window: int) -> None:
-    for node in model.get_ops():
-        if node.get_type_name() == "PagedAttentionExtension":
-            node.input(_SLIDING_WINDOW_INPUT).replace_source_output(opset13.constant(np.int32(window)).output(0))
+
+def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Of the weights, by the last part of their module's name; those with a row per token are not among them."""
+    hidden, forward, size = config.hidden_size, config.intermediate_size, config.head_dim
+    heads, kv_heads = config.num_attention_heads * size, config.num_key_value_heads * size
+    return {
+        "q_proj": (heads, hidden),
+        "k_proj": (kv_heads, hidden),
+        "v_proj": (kv_heads, hidden),
+        "o_proj": (hidden, heads),
+        "gate_proj": (forward, hidden),
+        "up_proj": (forward, hidden),
+        "down_proj": (hidden, forward),
+        "q_norm": (size,),
+        "k_norm": (size,),
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm"), (hidden,)),
+    }
 
 
 def _swap_heads(x: Node) -> Node:

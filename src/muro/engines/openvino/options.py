@@ -12,8 +12,9 @@ from muro.errors import ConfigError
 class OpenVINOOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the model on the CPU."""
 
-    weights: Literal["int8", "f16"] = "int8"
-    """"int8": per output channel, half the memory traffic of f16 and so nearly twice its speed for few sequences."""
+    weights: Literal["int8", "f16", "f32"] = "int8"
+    """"int8": per output channel, half the memory traffic of f16 and so nearly twice its speed for few sequences.
+    A graph that lies ready in the model directory keeps the format that it has."""
     cache: Literal["f16", "u8"] = "f16"
     """Number format of keys and values in the cache."""
     cache_memory_mb: int = 256

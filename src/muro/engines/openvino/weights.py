@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from muro.errors import ConfigError, MissingExtraError
-from muro.models.config import ModelConfig, ModelDir
+from muro.errors import ConfigError, InternalError, MissingExtraError
+from muro.models.config import DecoderConfig, ModelDir
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
+_NOT_WEIGHTS = ("rotary_emb.inv_freq", "rope_freqs.weight")
+"""Tensors that follow from the configuration; some checkpoints hold them nevertheless."""
+
 _GGUF_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -40,10 +45,12 @@ _GGUF_NAMES = {
 class Checkpoint(Protocol):
     """Weights by name, such as "model.layers.0.self_attn.q_proj.weight"."""
 
-    def __contains__(self, name: str) -> bool: ...
-
     def read(self, name: str) -> Float32:
         """One tensor in float32, matrices as [out, in]. Raises ConfigError if it is not there."""
+        ...
+
+    def unread(self) -> list[str]:
+        """Names, as they are stored, of the tensors that nobody has read."""
         ...
 
 
@@ -57,7 +64,9 @@ def open_checkpoint(model: ModelDir) -> Checkpoint:
     if model.weights[0].suffix == ".gguf":
         if len(model.weights) > 1:
             raise ConfigError(f"{model.path} holds several GGUF files; leave one of them")
-        return GgufCheckpoint(model.weights[0], model.config)
+        if model.config.decoder is None:
+            raise InternalError(f"{model.path}: no decoder is known for the weights")
+        return GgufCheckpoint(model.weights[0], model.config.decoder)
     return SafetensorsCheckpoint(model.weights)
 
 
@@ -70,17 +79,22 @@ class SafetensorsCheckpoint:
             start, entries = _read_header(file)
             for name, entry in entries.items():
                 self._tensors[name] = (file, start, entry)
+        # Models that were made for embeddings are stored without the class that adds the head, and so the prefix.
+        self._prefix = "" if "model.embed_tokens.weight" in self._tensors else "model."
+        self._unread = set(self._tensors)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+    def unread(self) -> list[str]:
+        return _weights(self._unread)
 
     def read(self, name: str) -> Float32:
         """See `Checkpoint.read`."""
         import numpy as np
 
-        if name not in self._tensors:
+        stored_name = name.removeprefix(self._prefix)
+        if stored_name not in self._tensors:
             raise ConfigError(f"the checkpoint has no tensor {name}")
-        file, start, entry = self._tensors[name]
+        self._unread.discard(stored_name)
+        file, start, entry = self._tensors[stored_name]
         stored = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(entry.dtype)
         if stored is None:
             raise ConfigError(f"{file}: {name} is stored as {entry.dtype}; supported are F32, F16 and BF16")
@@ -95,23 +109,30 @@ class SafetensorsCheckpoint:
 
 
 class GgufCheckpoint:
-    """A GGUF file of a Llama model."""
+    """A GGUF file."""
 
-    def __init__(self, file: Path, config: ModelConfig) -> None:
+    def __init__(self, file: Path, config: DecoderConfig) -> None:
         try:
             import gguf
         except ImportError:
             raise MissingExtraError("reading a GGUF file", "openvino") from None
         self._dequantize = gguf.dequantize
         self._file = file
-        self._heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         try:
-            self._tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+            reader = gguf.GGUFReader(file)
+            self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+            field = reader.get_field("general.architecture")
+            architecture = None if field is None else field.contents()
         except (OSError, ValueError, IndexError, KeyError) as error:  # what the reader raises on damaged files
             raise ConfigError(f"{file} is no GGUF file that can be read: {error}") from error
+        self._unread = set(self._tensors)
+        # Files of this architecture alone have the rows of queries and keys in an order of their own.
+        self._permuted = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        if architecture != "llama":
+            self._permuted = {}
 
-    def __contains__(self, name: str) -> bool:
-        return gguf_name(name) in self._tensors
+    def unread(self) -> list[str]:
+        return _weights(self._unread)
 
     def read(self, name: str) -> Float32:
         """See `Checkpoint.read`."""
@@ -121,6 +142,7 @@ class GgufCheckpoint:
         tensor = self._tensors.get(stored)
         if tensor is None:
             raise ConfigError(f"{self._file} has no tensor {stored} (for {name})")
+        self._unread.discard(stored)
         try:
             weight = self._dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
@@ -129,7 +151,11 @@ class GgufCheckpoint:
             ) from None
         weight = np.ascontiguousarray(weight, dtype=np.float32)
         kind = stored.split(".")[-2]
-        return _unpermute(weight, self._heads[kind]) if kind in self._heads else weight
+        return _unpermute(weight, self._permuted[kind]) if kind in self._permuted else weight
+
+
+def _weights(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if not name.endswith(_NOT_WEIGHTS))
 
 
 def gguf_name(name: str) -> str:

@@ -88,7 +88,7 @@ def test_a_plan_becomes_arrays() -> None:
     plan = SchedulerOutput(
         [
             SequencePlan("a", [7], 32, [4, 2, 9], 1),
-            SequencePlan("b", [1, 2, 3], 0, [5], 0),
+            SequencePlan("b", [1, 2, 3], 0, [5], 0, 2),
             SequencePlan("c", [8, 9, 3], 31, [6, 1], 2),
         ],
         7,
@@ -103,6 +103,7 @@ def test_a_plan_becomes_arrays() -> None:
         "block_indices_begins": [0, 2, 3, 5],
         "max_context_len": 34,
         "sampled": [0, 5, 6],
+        "pooled": [2, 3],
     }
 
 
