@@ -1,17 +1,21 @@
-"""A GGUF file of a Llama model so small that tests can write one each, as llama.cpp's converters lay it out."""
+"""GGUF files of models so small that tests can write one each, as llama.cpp's converters lay them out."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from safetensors.numpy import load_file
 from tokenizers.pre_tokenizers import ByteLevel
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS, FORWARD, CONTEXT = 4, 2, 8, 1, 24, 64
 HIDDEN = HEADS * HEAD_DIM
 SPECIAL = ["<|unk|>", "<|start|>", "<|end|>"]
+BYTES = sorted(ByteLevel.alphabet())
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w"]
-TOKENS = [*SPECIAL, *sorted(ByteLevel.alphabet()), "he", "ll", "hell", "hello", "Ġw"]
+TOKENS = [*SPECIAL, *BYTES, "he", "ll", "hell", "hello", "Ġw"]
 TEMPLATE = "{% for message in messages %}<|start|>{{ message.content }}<|end|>{% endfor %}"
 
 
@@ -76,6 +80,65 @@ def write_tiny_gguf(
     return path
 
 
+def write_family_gguf(path: Path, directory: Path, architecture: str, *, window: int | None = None) -> Path:
+    """Write a Hugging Face checkpoint of any family, with a tokenizer of bytes, as llama.cpp's converters do."""
+    config = json.loads((directory / "config.json").read_text())
+    rope = config["rope_parameters"]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(size := config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    writer.add_value_length(size)
+    writer.add_rope_dimension_count(size)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if window is not None:
+        writer.add_sliding_window(window)
+    filler = [f"<{i}>" for i in range(config["vocab_size"] - len(BYTES))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2" if architecture.startswith("qwen") else "llama-bpe")
+    writer.add_token_list(BYTES + filler)
+    writer.add_token_types([1] * config["vocab_size"])
+    writer.add_token_merges([])
+    writer.add_eos_token_id(config["eos_token_id"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, weight in load_file(directory / "model.safetensors").items():
+        part = name.split(".")[-2]
+        if architecture == "llama" and part in heads:
+            weight = _paired(weight, heads[part])
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), weight)
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _rope_factors(rope, size))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _rope_factors(rope: dict[str, Any], size: int) -> np.ndarray:
+    """By how much Llama 3.1 slows each pair down, case by case as it is published."""
+    factors = []
+    for pair in range(size // 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (2 * pair / size)
+        original, low, high = (
+            rope[key] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+        )
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
 def _gguf_name(name: str) -> str:
     """By the library's own table, so that ours is compared with it."""
     mapped = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS).get_name(name, try_suffixes=(".weight",))
@@ -86,12 +149,12 @@ def _gguf_name(name: str) -> str:
 def _permuted(name: str, weight: np.ndarray) -> np.ndarray:
     """Row i and row i + head_dim / 2 of each head become neighbours, as llama.cpp wants q and k."""
     heads = HEADS if "q_proj" in name else KV_HEADS if "k_proj" in name else None
-    if heads is None:
-        return weight
+    return weight if heads is None else _paired(weight, heads)
+
+
+def _paired(weight: np.ndarray, heads: int) -> np.ndarray:
+    size = len(weight) // heads
     order = [
-        head * HEAD_DIM + half * HEAD_DIM // 2 + pair
-        for head in range(heads)
-        for pair in range(HEAD_DIM // 2)
-        for half in range(2)
+        head * size + half * size // 2 + pair for head in range(heads) for pair in range(size // 2) for half in range(2)
     ]
     return np.ascontiguousarray(weight[order])

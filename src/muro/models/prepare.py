@@ -17,12 +17,17 @@ from typing import Any
 import msgspec
 
 from muro.errors import ConfigError, MissingExtraError
+from muro.models.families import FAMILIES, Family, by_gguf
 from muro.models.tokenizer_file import added_tokens, build_tokenizer
 
 FORMAT = 2
 """Counted up when the prepared files change, so that older directories are made anew."""
 
 Metadata = Mapping[str, Any]
+Tensors = Mapping[str, list[float]]
+
+_ROPE_FACTORS = "rope_freqs.weight"
+_READ = (_ROPE_FACTORS,)
 
 
 def from_gguf(gguf: Path, directory: Path, sampling: Mapping[str, float] | None = None) -> None:
@@ -33,18 +38,19 @@ def from_gguf(gguf: Path, directory: Path, sampling: Mapping[str, float] | None 
         MissingExtraError: `gguf` or `tokenizers` is not installed.
     """
     metadata, tensors = read_metadata(gguf)
-    config = model_config(metadata, tensors)
+    family = _family(metadata)
+    config = model_config(metadata, tensors, family)
     tokenizer_json = build_tokenizer(metadata)
     directory.joinpath("tokenizer.json").write_text(tokenizer_json, "utf-8")
     _write(directory / "config.json", config)
     _write(directory / "generation_config.json", {**_generation_config(metadata), **(sampling or {})})
-    _write(directory / "tokenizer_config.json", _tokenizer_config(metadata))
+    _write(directory / "tokenizer_config.json", _tokenizer_config(metadata, config["max_position_embeddings"]))
     if template := metadata.get("tokenizer.chat_template"):
         directory.joinpath("chat_template.jinja").write_text(template, "utf-8")
 
 
-def read_metadata(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
-    """Metadata of a GGUF file and the names of its tensors.
+def read_metadata(path: Path) -> tuple[dict[str, Any], Tensors]:
+    """Metadata of a GGUF file, and its tensors by name: small ones as numbers, of all others nothing but the name.
 
     Raises:
         ConfigError: not a GGUF file.
@@ -57,47 +63,84 @@ def read_metadata(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
     try:
         reader = gguf.GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
+        tensors = {tensor.name: tensor.data.tolist() if tensor.name in _READ else [] for tensor in reader.tensors}
     except (OSError, ValueError, IndexError, KeyError) as error:  # what the reader raises on damaged files
         raise ConfigError(f"{path} is no GGUF file that can be read: {error}") from error
-    return metadata, frozenset(tensor.name for tensor in reader.tensors)
+    return metadata, tensors
 
 
-def model_config(metadata: Metadata, tensors: frozenset[str]) -> dict[str, Any]:
-    """`config.json` of a Llama model. Raises ConfigError for other models."""
-    architecture = metadata.get("general.architecture")
-    if architecture != "llama":
-        raise ConfigError(
-            f"GGUF models of architecture {architecture!r} are not supported, only 'llama'; "
-            "take a Hugging Face checkpoint"
-        )
-    scaling = metadata.get("llama.rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in tensors:
-        raise ConfigError("GGUF models with scaled rotary positions are not supported; take a Hugging Face checkpoint")
-    heads = _required(metadata, "llama.attention.head_count")
-    hidden = _required(metadata, "llama.embedding_length")
+def model_config(metadata: Metadata, tensors: Tensors, family: Family) -> dict[str, Any]:
+    """`config.json` of a model of this family. Raises ConfigError for what cannot be run."""
+
+    def get(key: str, default: Any = None) -> Any:
+        return metadata.get(f"{family.gguf}.{key}", default)
+
+    def demand(key: str) -> Any:
+        return _required(metadata, f"{family.gguf}.{key}")
+
+    heads, hidden = demand("attention.head_count"), demand("embedding_length")
+    head_dim = get("attention.key_length", hidden // heads)
+    if get("attention.value_length", head_dim) != head_dim or get("rope.dimension_count", head_dim) != head_dim:
+        raise ConfigError("GGUF models whose keys, values and rotary positions differ in size are not supported")
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
+        "architectures": [family.architecture],
+        "model_type": family.name,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
         "attention_dropout": 0.0,
-        "mlp_bias": False,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "hidden_act": "silu",
         "vocab_size": len(_required(metadata, "tokenizer.ggml.tokens")),
         "hidden_size": hidden,
-        "intermediate_size": _required(metadata, "llama.feed_forward_length"),
-        "num_hidden_layers": _required(metadata, "llama.block_count"),
+        "intermediate_size": demand("feed_forward_length"),
+        "num_hidden_layers": demand("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get("llama.attention.head_count_kv", heads),
-        "head_dim": metadata.get("llama.attention.key_length", hidden // heads),
-        "max_position_embeddings": _required(metadata, "llama.context_length"),
-        "rms_norm_eps": _shortest(_required(metadata, "llama.attention.layer_norm_rms_epsilon")),
-        "rope_theta": _shortest(metadata.get("llama.rope.freq_base", 10000.0)),
-        "rope_scaling": None,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": demand("context_length"),
+        "rms_norm_eps": _shortest(demand("attention.layer_norm_rms_epsilon")),
+        "rope_theta": _shortest(get("rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(metadata, tensors, family),
+        **({"sliding_window": window} if (window := get("attention.sliding_window")) else {}),
         "tie_word_embeddings": "output.weight" not in tensors,
         "torch_dtype": "float16",
         "use_cache": True,
         **_special_ids(metadata),
     }
+
+
+def _family(metadata: Metadata) -> Family:
+    """Raises ConfigError for a family that we cannot run."""
+    architecture = metadata.get("general.architecture")
+    family = by_gguf(architecture)
+    if family is None:
+        known = ", ".join(sorted({family.gguf for family in FAMILIES}))
+        raise ConfigError(
+            f"GGUF models of architecture {architecture!r} are not supported, only {known}; "
+            "take a Hugging Face checkpoint of a family that is"
+        )
+    if not metadata.get(f"{architecture}.attention.sliding_window"):
+        return family
+    windowed = next(
+        (other for other in FAMILIES if other.gguf == family.gguf and other.window == "sliding_window"), None
+    )
+    if windowed is None:
+        raise ConfigError(f"GGUF models of architecture {architecture!r} with sliding windows are not supported")
+    return windowed
+
+
+def _rope_scaling(metadata: Metadata, tensors: Tensors, family: Family) -> dict[str, Any] | None:
+    kind = metadata.get(f"{family.gguf}.rope.scaling.type", "none")
+    factor = metadata.get(f"{family.gguf}.rope.scaling.factor") or metadata.get(f"{family.gguf}.rope.scale_linear")
+    if factors := tensors.get(_ROPE_FACTORS):
+        # What became of the parameters of Llama 3.1 and others: a number for each rotary pair.
+        return {"rope_type": "factors", "factors": factors}
+    if kind == "none" or factor == 1.0:
+        return None
+    if kind != "linear" or factor is None:
+        raise ConfigError(
+            f"GGUF models with rotary positions scaled by {kind!r} are not supported; take a Hugging Face checkpoint"
+        )
+    return {"rope_type": "linear", "factor": _shortest(factor)}
 
 
 def _generation_config(metadata: Metadata) -> dict[str, Any]:
@@ -110,7 +153,7 @@ def _special_ids(metadata: Metadata) -> dict[str, int]:
     return {name: value for name, value in ids.items() if value is not None}
 
 
-def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+def _tokenizer_config(metadata: Metadata, context: int) -> dict[str, Any]:
     tokens = metadata["tokenizer.ggml.tokens"]
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {f"{ours}_token": metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in roles.items()}
@@ -130,7 +173,7 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
         "add_prefix_space": bool(metadata.get("tokenizer.ggml.add_space_prefix", False)),
         "added_tokens_decoder": added,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": _required(metadata, "llama.context_length"),
+        "model_max_length": context,
         **{name: tokens[i] for name, i in ids.items() if i is not None},
         **({"chat_template": template} if (template := metadata.get("tokenizer.chat_template")) else {}),
     }

@@ -70,7 +70,8 @@ def test_a_tokenizer_that_begins_every_text(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"architecture": "falcon"}, "'falcon'"),
-        ({"tokenizer": "llama"}, "'llama'"),
+        ({"tokenizer": "t5"}, "'t5'"),
+        ({"tokenizer": "llama"}, "without a score"),
         ({"pre": "deepseek-coder"}, "'deepseek-coder'"),
         ({"merges": ["h e l"]}, "damaged"),
         ({"merges": ["h Ωmega"]}, "do not fit"),

@@ -12,8 +12,10 @@ from muro.engines.openvino.options import OpenVINOOptions
 from muro.engines.openvino.weights import open_checkpoint
 from muro.errors import ConfigError
 from muro.models.config import ModelDir, open_model
+from muro.models.prepare import from_gguf
 from tests.support.checkpoints import write_checkpoint
-from tests.support.openvino_models import NAMES, compiled_from, executor, family, golden, log_softmax, step
+from tests.support.gguf_files import write_family_gguf
+from tests.support.openvino_models import FAMILIES, NAMES, compiled_from, executor, family, golden, log_softmax, step
 from tests.support.reference_decoder import logits
 
 TABLE = [5, 3, 1, 7]  # blocks in no order
@@ -45,6 +47,29 @@ def test_golden_logits_whole_and_chunked(name: str, weights: str, chunk: int) ->
             assert np.abs(found[int(position)] - expected).max() < TOLERANCE, (len(case["ids"]), position)
             compared += 1
     assert compared == 10
+
+
+GGUF = {
+    "llama-plain": "llama",
+    "llama3-rope-scaling": "llama",
+    "mistral-sliding": "llama",
+    "qwen2-bias": "qwen2",
+    "qwen3-qknorm": "qwen3",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_logits_from_gguf(tmp_path: Path, name: str) -> None:
+    """The same weights in a GGUF file, from which everything else is prepared."""
+    window = 32 if name == "mistral-sliding" else None
+    from_gguf(write_family_gguf(tmp_path / "model.gguf", FAMILIES / name, GGUF[name], window=window), tmp_path)
+    model = open_model(tmp_path)
+    assert model.weights[0].suffix == ".gguf"
+    for chunk in (100, 7):
+        for case in golden(name):
+            found = rows(loaded(model), case["ids"], chunk)
+            for position, expected in case["rows"].items():
+                assert np.abs(found[int(position)] - expected).max() < TOLERANCE, (len(case["ids"]), position)
 
 
 def test_sequences_with_windows_do_not_disturb_each_other() -> None:
