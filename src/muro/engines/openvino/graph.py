@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # OpenVINO ships no types; nodes and outputs are both accepted as inputs.
 Node = Any
 
-VERSION = 2
+VERSION = 1
 """Counted up when the built graph changes, so that stored ones are made anew."""
 
 _MOST_NAMED = 5
