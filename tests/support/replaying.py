@@ -7,8 +7,8 @@ import gc
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from muro.core.options import SchedulerConfig
 from muro.core.plan import ModelRunnerOutput, SchedulerOutput
-from muro.core.scheduler import SchedulerConfig
 from muro.core.stepper import StepperEngine
 from muro.llm.aio import AsyncLLM
 from muro.llm.aio_replay import AsyncRequests

@@ -5,6 +5,7 @@ Implementations live with their engine (`engines/openvino/executor.py`) or in `m
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
@@ -34,8 +35,12 @@ class Executor(Protocol):
 
     def info(self) -> ExecutorInfo: ...
 
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
         """Compute one step; `plan.sequences` is never empty, and no two of them share a block that is written.
+
+        An executor that computes elsewhere may return a future at once: then the rest of the engine works meanwhile.
+        Nothing in the plan changes until the future is done, but that block tables may become longer. The next step
+        comes when the logits of this one were read.
 
         Raising a `RequestError` with a `request_id` of the plan ends that request only: the rest of the step is
         planned and computed again, so computing a position twice must do no harm. Any other error ends the engine.
@@ -47,5 +52,5 @@ class Executor(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """Free what the model holds; called once, also after a failure."""
+        """Free what the model holds; called once, also after a failure, and even if a future is not done yet."""
         ...

@@ -21,7 +21,8 @@ class SequencePlan(msgspec.Struct, gc=False):
     The token at index i of `token_ids` stands at position `num_computed_tokens + i` of its sequence, and its key
     and value belong into block `block_table[position // block_size]` at offset `position % block_size`. Everything
     before `num_computed_tokens` is in the cache already. The table covers at least the tokens of this step and may
-    be longer. It belongs to the scheduler: read it during `execute`, do not keep or change it.
+    be longer. It belongs to the scheduler: read it until the result is given, do not keep or change it. Several tables
+    may begin with the same blocks; those are full, and are only read.
     """
 
     request_id: str

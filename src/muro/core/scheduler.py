@@ -1,15 +1,22 @@
 """What runs in the next step (continuous batching), and what becomes of its result.
 
 Each step has a budget of tokens. Sequences that decode come first, one token each; then prompts that are under way,
-in chunks; then waiting requests, in order of arrival. The budget is never smaller than the number of sequences, so
-neither can decoding wait for prompts, nor prompts for decoding.
+in chunks; then waiting requests; each of them by rank (`queues.py`). The budget is never smaller than the number of
+sequences, so neither can decoding wait for prompts, nor prompts for decoding.
 
 A request is admitted only when the cache has room for all its known tokens, so a prompt under way never runs out of
-blocks. When a decoding one does, the running request that came last loses its blocks and is computed again later
-("preemption by recomputation"). Preempting only in favour of older requests means that the oldest always goes on,
-and since any single request fits into the cache, all finish.
+blocks. What the cache holds of its beginning is shared instead of computed, save at least one token, whose logits are
+needed. When a decoding one runs out of blocks, the last running request by rank loses its own and is computed again
+later ("preemption by recomputation"). So the first always goes on, and since any single request fits into the cache,
+all finish. Whoever was preempted `MAX_PREEMPTIONS` times is put first and gets all the blocks that it may ever need:
+it is not preempted again.
 
-Does not compute: logits and tokens are the business of the executor and of `sampling.py`.
+A step may be scheduled before the result of the one before it is known: `num_scheduled_tokens` of a request runs
+ahead of `num_computed_tokens`, and the token that is still being computed stands as `UNKNOWN_TOKEN` in the plan until
+`settle` fills it in. Steps must be executed in the order in which they were scheduled: so a block may have a new owner
+in a step while the one before still writes into it for a request that has left.
+
+Does not compute: logits and tokens are the business of the executor and of the sampling.
 """
 
 from __future__ import annotations
@@ -19,53 +26,51 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from muro.core.blocks import BlockPool
+from muro.core.options import SchedulerConfig
 from muro.core.patience import Patience
 from muro.core.plan import SchedulerOutput, SequencePlan
+from muro.core.prefix import PrefixHasher, count_lookup
 from muro.core.queues import RequestQueues
-from muro.core.request import Ended, Request, RequestStatus
+from muro.core.request import Request, RequestStatus
 from muro.core.sampling import NO_TOKEN, Draw, Sampled
-from muro.errors import ConfigError, DeadlineError, RequestFailedError
+from muro.errors import DeadlineError, RequestError, RequestFailedError
 from muro.wire.failure import error_to_wire
 from muro.wire.output import EngineCoreOutput, EventType, FinishReason, Logprobs
-from muro.wire.stats import PrefillStats, SchedulerStats
+from muro.wire.stats import PrefillStats, PrefixCacheStats, SchedulerStats
+
+MAX_PREEMPTIONS = 8
+UNKNOWN_TOKEN = -1
+
+_RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
 
 
-class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one step."""
+class ScheduledStep(msgspec.Struct):
+    """A plan, and the requests that stand behind its sequences, which may leave before its result comes.
 
-    max_num_seqs: int = 256
-    """Sequences that run at once."""
-    max_num_batched_tokens: int = 2048
-    """Tokens per step; longer prompts are computed in chunks. Smaller: smoother for those who stream."""
-    max_logprobs: int = 20
-    """The most `logprobs` that a request may ask for; -1 for no bound."""
+    The first `num_decodes` compute one token each and want one row of logits; chunks of prompts follow.
+    """
 
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise ConfigError(f"max_num_seqs is {self.max_num_seqs}; it must be at least 1")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "
-                f"({self.max_num_seqs}), one token for each sequence that decodes"
-            )
-        if self.max_logprobs < -1:
-            raise ConfigError(f"max_logprobs is {self.max_logprobs}; it must be -1 (no bound) or more")
+    plan: SchedulerOutput
+    requests: list[Request]
+    num_decodes: int = 0
 
 
 class Scheduler:
-    """Holds every unfinished request. `schedule` and `update` take turns; `add` and `abort` may come at any time."""
+    """Holds every unfinished request. `add` and `abort` may come at any time, also between `schedule` and `update`."""
 
     def __init__(self, config: SchedulerConfig, blocks: BlockPool, clock: Callable[[], float]) -> None:
         self._config = config
         self._blocks = blocks
         self._clock = clock
-        self._queues = RequestQueues()
+        self._hasher = PrefixHasher(blocks.block_size)
+        self._queues = RequestQueues(by_priority=config.scheduling_policy == "priority")
         self._patience = Patience(self._queues)
-        self._expired: list[EngineCoreOutput] = []
+        self._prefix_stats = PrefixCacheStats()
+        self._ended: list[EngineCoreOutput] = []
         self._steps = 0
 
     def __len__(self) -> int:
-        return len(self._queues) + len(self._expired)
+        return len(self._queues) + len(self._ended)
 
     def get(self, request_id: str) -> Request | None:
         """The unfinished request with this id."""
@@ -81,145 +86,291 @@ class Scheduler:
         self._patience.add(request, now)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests, in any state, also between `schedule` and `update`; unknown ids are ignored."""
+        """Forget requests, in any state; unknown ids are ignored."""
         for request_id in request_ids:
             if request := self._queues.get(request_id):
                 self._finish(request, FinishReason.ABORT)
 
-    def schedule(self) -> SchedulerOutput:
-        """Choose what to compute now; empty only if there is no request that did not wait too long."""
+    def schedule(self) -> ScheduledStep:
+        """Choose what to compute next; empty if no request can run, or none but those that must end before."""
         if self._patience:
             self._expire()
-        sequences: list[SequencePlan] = []
-        prefills: list[Request] = []
-        running = self._queues.running
-        for request in list(running.values()):
-            if request.status is not RequestStatus.RUNNING:
-                continue
-            length = len(request.token_ids)
-            computed = request.num_computed_tokens
-            table = request.block_table
-            if length - computed > 1:
-                prefills.append(request)
-            elif self._blocks.reserve(table, length) or self._make_room(request):
-                sequences.append(SequencePlan(request.request_id, request.token_ids[-1:], computed, table, 1))
-        budget = self._config.max_num_batched_tokens - len(sequences)
+        if self._queues.num_blocked:
+            self._unblock()
+        step = ScheduledStep(SchedulerOutput([], 0), [])
+        before = self._queues.num_running
+        prefills = self._plan_decodes(step)
+        step.num_decodes = len(step.requests)
+        budget = self._config.max_num_batched_tokens - step.num_decodes
         for request in prefills:
-            if budget and request.status is RequestStatus.RUNNING:
-                budget -= self._plan_chunk(request, budget, sequences)
-        while budget and self._admit():
-            budget -= self._plan_chunk(next(reversed(running.values())), budget, sequences)
-        return SchedulerOutput(sequences, self._config.max_num_batched_tokens - budget)
+            if budget:
+                budget -= self._plan_chunk(step, request, budget)
+        # Where somebody has just lost the blocks, there is no room for others, nor for the loser to come back at once.
+        if self._queues.num_running == before:
+            while budget and (admitted := self._admit()):
+                budget -= self._plan_chunk(step, admitted, budget)
+        step.plan.total_tokens = self._config.max_num_batched_tokens - budget
+        return step
 
-    def take_expired(self) -> list[EngineCoreOutput]:
-        """The last outputs of requests that waited too long, each once."""
-        expired, self._expired = self._expired, []
-        return expired
+    def settle(self, step: ScheduledStep) -> None:
+        """Bring a step that was scheduled ahead up to date: fill in tokens that were unknown, drop who has ended."""
+        plan, requests = step.plan, step.requests
+        gone = False
+        for sequence, request in zip(plan.sequences, requests, strict=True):
+            if request.status is not _RUNNING:
+                gone = True
+            elif sequence.token_ids[0] == UNKNOWN_TOKEN:
+                sequence.token_ids[0] = request.token_ids[sequence.num_computed_tokens]
+        if gone:
+            step.num_decodes = sum(request.status is _RUNNING for request in requests[: step.num_decodes])
+            left = [pair for pair in zip(plan.sequences, requests, strict=True) if pair[1].status is _RUNNING]
+            plan.sequences = [sequence for sequence, _ in left]
+            step.requests = [request for _, request in left]
+            plan.total_tokens = sum(len(sequence.token_ids) for sequence in plan.sequences)
 
-    def draws(self, plan: SchedulerOutput) -> list[Draw | None]:
-        """How to choose the next token, for each sampled sequence of `plan`; None for those aborted meanwhile."""
-        running = self._queues.running
-        draws: list[Draw | None] = []
-        for sequence in plan.sequences:
+    def cancel(self, step: ScheduledStep) -> None:
+        """Nothing came of a step: the same work is scheduled again. Of two steps, cancel both."""
+        for request in step.requests:
+            if request.status is _RUNNING:
+                request.num_scheduled_tokens = request.num_computed_tokens
+
+    def take_ended(self) -> list[EngineCoreOutput]:
+        """The last outputs of requests that ended without having run, each once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def draws(self, step: ScheduledStep) -> list[Draw | None]:
+        """How to choose the next token, for each row of logits; None where none is to be chosen, or no more."""
+        decodes = step.num_decodes
+        draws = [
+            request.draw() if request.status is _RUNNING or request.status is _PREEMPTED else None
+            for request in step.requests[:decodes]
+        ]
+        for sequence, request in zip(step.plan.sequences[decodes:], step.requests[decodes:], strict=True):
             if sequence.num_logits:
-                request = running.get(sequence.request_id)
-                draws.append(None if request is None else request.draw())
+                draws += [None] * sequence.num_logits
+                if _samples(sequence, request) and not request.is_finished:
+                    draws[-1] = request.draw()
         return draws
 
-    def update(self, plan: SchedulerOutput, sampled: Sampled) -> list[EngineCoreOutput]:
-        """Book the result of `plan`: at most one output for each of its requests."""
+    def update(self, step: ScheduledStep, sampled: Sampled) -> list[EngineCoreOutput]:
+        """Book the result of a step: at most one output for each of its requests."""
         self._steps += 1
-        running = self._queues.running
         outputs: list[EngineCoreOutput] = []
-        row = -1
-        for sequence in plan.sequences:
-            if sequence.num_logits:
-                row += 1
-            request = running.get(sequence.request_id)
-            if request is None:
+        decodes = step.num_decodes
+        for request, token_id, logprobs in zip(
+            step.requests[:decodes], sampled.token_ids, sampled.logprobs, strict=False
+        ):
+            if request.status is _RUNNING:
+                request.num_computed_tokens += 1
+            elif request.status is not _PREEMPTED:
                 continue
-            request.num_computed_tokens += len(sequence.token_ids)
-            if not sequence.num_logits:
-                continue
-            token_id = sampled.token_ids[row]
-            if token_id == NO_TOKEN:
-                output = self._output(request, [], None)
-                output.error = error_to_wire(RequestFailedError("the model gave no usable score for the next token"))
-                ended: Ended | None = (FinishReason.ERROR, None)
-            else:
-                output = self._output(request, [token_id], sampled.logprobs[row])
-                ended = request.append(token_id)
-            if ended:
-                output.finish_reason, output.stop_reason = ended
-                self._finish(request, ended[0])
-            outputs.append(output)
+            outputs.append(self._book(request, token_id, logprobs))
+        row = decodes
+        for sequence, request in zip(step.plan.sequences[decodes:], step.requests[decodes:], strict=True):
+            row += sequence.num_logits
+            samples = _samples(sequence, request)
+            if request.status is _RUNNING:
+                request.num_computed_tokens += len(sequence.token_ids)
+                self._keep(request)
+            if samples and not request.is_finished:
+                outputs.append(self._book(request, sampled.token_ids[row - 1], sampled.logprobs[row - 1]))
         return outputs
 
+    def reset_prefix_cache(self) -> None:
+        """Let no request find anything that was computed so far."""
+        self._hasher.forget()
+        self._blocks.forget()
+        self._prefix_stats.reset = True
+
+    def preempt_all(self) -> None:
+        """Let everything that runs be computed again. No step may be under way."""
+        for request in list(self._queues.running()):
+            self._preempt(request)
+
     def stats(self) -> SchedulerStats:
-        """The state after the last step."""
+        """The state after the last step; prefix cache counts are those since the last call."""
+        queues = self._queues
+        prefix_stats, self._prefix_stats = self._prefix_stats, PrefixCacheStats()
         return SchedulerStats(
-            num_running_reqs=len(self._queues.running),
-            num_waiting_reqs=len(self._queues.waiting),
+            num_running_reqs=queues.num_running,
+            num_waiting_reqs=queues.num_waiting,
+            num_skipped_waiting_reqs=queues.num_blocked,
             step_counter=self._steps,
             kv_cache_usage=self._blocks.usage,
+            prefix_cache_stats=prefix_stats,
         )
+
+    def phase(self) -> str | None:
+        """What all requests wait for, if it is nothing that a step could bring about."""
+        queues = self._queues
+        blocked = queues.blocked() if queues.num_blocked == len(queues) else []
+        return blocked[0].blocked_on.phase if blocked and blocked[0].blocked_on else None
 
     def _expire(self) -> None:
         for request in self._patience.over(self._clock()):
-            output = self._output(request, [], None)
             what = f"the request did not run within {request.queue_timeout:g} s of its arrival here (queue timeout)"
-            output.finish_reason, output.error = FinishReason.ERROR, error_to_wire(DeadlineError(what))
-            self._finish(request, FinishReason.ERROR)
-            self._expired.append(output)
+            self._refuse(request, DeadlineError(what))
 
-    def _make_room(self, request: Request) -> bool:
-        """Preempt from the end until `request` can grow; false if it had to go itself."""
-        while True:
-            victim = self._queues.preempt_last()
-            victim.num_computed_tokens = 0
-            self._blocks.release(victim.block_table)
-            victim.record(EventType.PREEMPTED, self._clock())
-            if victim is request:
-                return False
-            if self._blocks.reserve(request.block_table, len(request.token_ids)):
-                return True
+    def _unblock(self) -> None:
+        for request in self._queues.blocked():
+            try:
+                if request.blocked_on is None or request.blocked_on.over():
+                    self._queues.unblock(request)
+            except RequestError as error:
+                self._refuse(request, error)
 
-    def _admit(self) -> bool:
-        """Let the first waiting request run, if there is room for it and for the others to grow."""
-        running = self._queues.running
-        request = self._queues.next_waiting()
-        if request is None or len(running) >= self._config.max_num_seqs:
-            return False
-        # One block to spare for each running sequence: otherwise it would soon be preempted, its work in vain. This
-        # also keeps out whoever was preempted in this very step, since that freed no more than it needs itself.
-        length = len(request.token_ids)
-        if self._blocks.num_free < self._blocks.blocks_for(length) + len(running):
-            return False
-        self._blocks.reserve(request.block_table, length)
-        self._queues.admit()
-        request.record(EventType.SCHEDULED, self._clock())
-        return True
+    def _refuse(self, request: Request, error: RequestError) -> None:
+        output = self._output(request, [], None)
+        output.finish_reason, output.error = FinishReason.ERROR, error_to_wire(error)
+        self._finish(request, FinishReason.ERROR)
+        self._ended.append(output)
 
-    def _plan_chunk(self, request: Request, budget: int, sequences: list[SequencePlan]) -> int:
+    def _plan_decodes(self, step: ScheduledStep) -> list[Request]:
+        """Plan one token for everybody who decodes; gives those with more known tokens to compute than that."""
+        prefills: list[Request] = []
+        sequences, requests = step.plan.sequences, step.requests
+        for request in self._queues.running():
+            if request.status is not _RUNNING:
+                break  # it had to give way just now, and so had all after it
+            start = request.num_scheduled_tokens
+            todo = len(request.token_ids) - start
+            if todo == 1 and request.reported:
+                token_id = request.token_ids[start]
+            elif todo:
+                prefills.append(request)
+                continue
+            elif start + 1 < request.max_length:
+                token_id = UNKNOWN_TOKEN
+            else:
+                continue  # the token that is being computed is its last
+            if start >= request.capacity and not self._grow(request):
+                break
+            request.num_scheduled_tokens = start + 1
+            sequences.append(SequencePlan(request.request_id, [token_id], start, request.block_table, 1))
+            requests.append(request)
+        return prefills
+
+    def _plan_chunk(self, step: ScheduledStep, request: Request, budget: int) -> int:
         """Plan as much of the known tokens as the budget allows; returns how many."""
-        computed = request.num_computed_tokens
-        tokens = request.token_ids[computed : computed + budget]
-        last = int(computed + len(tokens) == len(request.token_ids))
-        sequences.append(SequencePlan(request.request_id, tokens, computed, request.block_table, last))
+        start = request.num_scheduled_tokens
+        tokens = request.token_ids[start : start + budget]
+        request.num_scheduled_tokens = end = start + len(tokens)
+        num_logits = request.logits_wanted(start, end)
+        step.plan.sequences.append(SequencePlan(request.request_id, tokens, start, request.block_table, num_logits))
+        step.requests.append(request)
         return len(tokens)
 
-    def _output(self, request: Request, token_ids: list[int], logprobs: Logprobs | None) -> EngineCoreOutput:
-        """News of a request; the first one carries the account of its prompt."""
-        output = EngineCoreOutput(request.request_id, token_ids, logprobs, trace_headers=request.trace_headers)
-        if request.events:
-            output.events = request.events
-            request.events = []
-        if not request.reported:
-            request.reported = True
-            num_tokens = request.num_prompt_tokens
-            output.prefill_stats = PrefillStats(num_prompt_tokens=num_tokens, num_computed_tokens=num_tokens)
+    def _grow(self, request: Request) -> bool:
+        """Give a running request one block more, at the cost of the last ones; false if it had to go itself."""
+        self._keep(request)
+        while not self._blocks.reserve(request.block_table, request.capacity + 1):
+            victim = self._queues.last_running()
+            victim.num_preemptions += 1
+            self._preempt(victim)
+            if victim is request:
+                return False
+        request.capacity += self._blocks.block_size
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._let_go(request)
+        self._queues.preempt(request, put_first=request.num_preemptions >= MAX_PREEMPTIONS)
+        request.record(EventType.PREEMPTED, self._clock())
+
+    def _admit(self) -> Request | None:
+        """Let the first waiting request run, if there is room for it and for the others to grow."""
+        queues, blocks = self._queues, self._blocks
+        request = queues.next_waiting()
+        if request is None or queues.num_running >= self._config.max_num_seqs:
+            return None
+        # One block to spare for each running sequence: otherwise it would soon be preempted, its work in vain.
+        spare = blocks.num_free - queues.num_running
+        if spare < 1:
+            return None
+        length = len(request.token_ids)
+        room = request.max_length - 1 if queues.is_first(request) else length
+        found = self._find(request, length)
+        if spare < blocks.blocks_for(room) - len(found) + blocks.num_unheld(found):
+            return None
+        table = request.block_table
+        blocks.share(table, found)
+        blocks.reserve(table, room)
+        request.capacity = len(table) * blocks.block_size
+        request.num_kept_blocks = len(found)
+        request.num_computed_tokens = request.num_scheduled_tokens = hits = len(found) * blocks.block_size
+        preempted = request.status is _PREEMPTED
+        if not preempted:
+            request.num_cached_tokens = hits
+        if self._config.enable_prefix_caching and not request.skip_reading_prefix_cache:
+            count_lookup(self._prefix_stats, length, hits, preempted=preempted)
+        queues.admit(request)
+        request.record(EventType.SCHEDULED, self._clock())
+        return request
+
+    def _find(self, request: Request, length: int) -> list[int]:
+        """The blocks that hold the beginning of a request; never its last token, whose logits are needed."""
+        self._hasher.begin(request)
+        if request.skip_reading_prefix_cache or not self._config.enable_prefix_caching:
+            return []
+        most = (length - 1) // self._blocks.block_size
+        return self._blocks.find(self._hasher.hashes(request, most)[:most])
+
+    def _keep(self, request: Request) -> None:
+        """Let others find the full blocks that are computed."""
+        full = request.num_computed_tokens // self._blocks.block_size
+        first = request.num_kept_blocks
+        if full <= first or not self._config.enable_prefix_caching or not self._hasher.is_current(request):
+            return
+        hashes = self._hasher.hashes(request, full)
+        for index in range(first, full):
+            self._blocks.keep(request.block_table[index], hashes[index])
+        request.num_kept_blocks = full
+
+    def _let_go(self, request: Request) -> None:
+        """Take a request's blocks away. A step under way may still read its table, so that stays as it is."""
+        self._keep(request)
+        self._blocks.release(request.block_table)
+        request.block_table = []
+        request.capacity = request.num_kept_blocks = request.num_computed_tokens = request.num_scheduled_tokens = 0
+
+    def _book(self, request: Request, token_id: int, logprobs: Logprobs | None) -> EngineCoreOutput:
+        """Give a request its next token."""
+        if token_id == NO_TOKEN:
+            output = self._output(request, [], None)
+            output.error = error_to_wire(RequestFailedError("the model gave no usable score for the next token"))
+            output.finish_reason = FinishReason.ERROR
+            self._finish(request, FinishReason.ERROR)
+            return output
+        output = EngineCoreOutput(request.request_id, [token_id], logprobs)
+        if request.has_news:
+            self._tell(request, output)
+        if ended := request.append(token_id):
+            output.finish_reason, output.stop_reason = ended
+            self._finish(request, ended[0])
         return output
 
+    def _output(self, request: Request, token_ids: list[int], logprobs: Logprobs | None) -> EngineCoreOutput:
+        output = EngineCoreOutput(request.request_id, token_ids, logprobs)
+        if request.has_news:
+            self._tell(request, output)
+        return output
+
+    def _tell(self, request: Request, output: EngineCoreOutput) -> None:
+        """Add what there is to say beside tokens; the first output carries the account of the prompt."""
+        output.trace_headers = request.trace_headers
+        output.events, request.events = request.events or None, []
+        if not request.reported:
+            request.reported = True
+            prompt, cached = request.num_prompt_tokens, request.num_cached_tokens
+            output.prefill_stats = PrefillStats(prompt, prompt - cached, cached, cached)
+        request.has_news = request.trace_headers is not None
+
     def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._let_go(request)
         self._queues.finish(request, reason)
-        self._blocks.release(request.block_table)
+
+
+def _samples(sequence: SequencePlan, request: Request) -> bool:
+    """Whether a chunk is the last one, after which a token comes."""
+    return sequence.num_computed_tokens + len(sequence.token_ids) == len(request.token_ids)

@@ -1,26 +1,47 @@
 """StepperEngine: an engine that does one step after the other: schedule, execute, sample, book.
 
 The door of this room: a model that fulfils `Executor` becomes an engine of `muro.engine.interface`.
+
+With `async_scheduling` and an executor that returns futures, the next step is scheduled while one runs, and starts as
+soon as the tokens of that one are chosen; whatever is done with its outputs happens while the next one runs. What comes
+out is the same.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 
+import msgspec
 import numpy as np
 
 from muro.core.blocks import BlockPool
 from muro.core.executor import Executor
+from muro.core.options import SchedulerConfig
 from muro.core.plan import ModelRunnerOutput
 from muro.core.preprocess import Bounds, preprocess
 from muro.core.request import Request
 from muro.core.sampling import Sampler
-from muro.core.scheduler import Scheduler, SchedulerConfig
-from muro.engine.interface import Engine, EngineInfo, FailureCallback, StepResult, TakeAborts
+from muro.core.scheduler import ScheduledStep, Scheduler
+from muro.engine.interface import Engine, EngineInfo, FailureCallback, StepResult, TakeAborts, operation
 from muro.errors import InternalError
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import SchedulerStats
+
+_LAST_WAIT = 5.0
+"""Seconds that a step under way gets to end when the engine is shut down."""
+
+
+class _Flight(msgspec.Struct):
+    """A step that the executor has, and what comes of it."""
+
+    step: ScheduledStep
+    result: ModelRunnerOutput | Future[ModelRunnerOutput]
+
+    def land(self) -> ModelRunnerOutput:
+        """Wait for the result. Raises what the executor raised."""
+        return self.result.result() if isinstance(self.result, Future) else self.result
 
 
 class StepperEngine(Engine):
@@ -28,7 +49,7 @@ class StepperEngine(Engine):
 
     Args:
         executor: a loaded model.
-        config: bounds of one step.
+        config: order and bounds of what runs.
         clock: monotonic seconds, for the events of requests.
     """
 
@@ -45,10 +66,15 @@ class StepperEngine(Engine):
         # The last token of an output is never computed, so it needs no room in the cache.
         max_model_len = min(model.max_model_len, model.num_blocks * model.block_size + 1)
         self._bounds = Bounds(
-            max_model_len=max_model_len, vocab_size=model.vocab_size, max_logprobs=self._config.max_logprobs
+            max_model_len=max_model_len,
+            vocab_size=model.vocab_size,
+            max_logprobs=self._config.max_logprobs,
+            by_priority=self._config.scheduling_policy == "priority",
         )
         self._scheduler = Scheduler(self._config, blocks, clock)
         self._sampler = Sampler(model.vocab_size)
+        self._flight: _Flight | None = None
+        self._restart_due = False
 
     def info(self) -> EngineInfo:
         """What the model holds; `max_model_len` is lowered to what one sequence can have in the cache."""
@@ -76,27 +102,72 @@ class StepperEngine(Engine):
     def step(self, take_aborts: TakeAborts) -> StepResult:
         """Do one step. If the executor raises, nothing is booked: the same work is planned again."""
         scheduler = self._scheduler
-        plan = scheduler.schedule()
-        if not plan.sequences:
-            return StepResult(scheduler.take_expired(), executed=False)
-        result = self._executor.execute(plan)
+        flight = self._flight or self._launch(scheduler.schedule())
+        self._flight = None
+        if flight is None:
+            return StepResult(scheduler.take_ended(), executed=False)
+        ahead = scheduler.schedule() if self._config.async_scheduling and not self._restart_due else None
+        try:
+            result = flight.land()
+        except BaseException:
+            for step in (ahead, flight.step):
+                if step is not None:
+                    scheduler.cancel(step)
+            raise
         scheduler.abort(take_aborts())
-        draws = scheduler.draws(plan)
+        draws = scheduler.draws(flight.step)
         self._check(result, len(draws))
-        outputs = scheduler.update(plan, self._sampler.sample(result.logits, draws))
-        return StepResult(scheduler.take_expired() + outputs, prompt_tokens=plan.total_tokens - len(draws))
+        outputs = scheduler.update(flight.step, self._sampler.sample(result.logits, draws))
+        if self._restart_due:
+            self._restart_due = False
+            scheduler.preempt_all()
+        if ahead is not None:
+            scheduler.settle(ahead)
+            self._flight = self._launch(ahead)
+        tokens = flight.step.plan.total_tokens
+        return StepResult(scheduler.take_ended() + outputs, prompt_tokens=tokens - len(outputs))
 
     def has_work(self) -> bool:
-        return len(self._scheduler) > 0
+        return self._flight is not None or len(self._scheduler) > 0
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
+
+    def phase(self) -> str | None:
+        return None if self._flight else self._scheduler.phase()
 
     def on_executor_failure(self, callback: FailureCallback) -> None:
         self._executor.on_failure(callback)
 
     def shutdown(self) -> None:
+        if self._flight is not None and isinstance(self._flight.result, Future):
+            wait([self._flight.result], _LAST_WAIT)
         self._executor.shutdown()
+
+    @operation
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Use nothing of what was computed so far for later requests; with `reset_running_requests` for none at all.
+
+        Always true: running requests may keep what they have without anybody else finding it.
+        """
+        self._scheduler.reset_prefix_cache()
+        if reset_running_requests:
+            if self._flight is None:
+                self._scheduler.preempt_all()
+            else:
+                self._restart_due = True
+        return True
+
+    def _launch(self, step: ScheduledStep) -> _Flight | None:
+        """Give a step to the executor. What it raises is found in the flight."""
+        if not step.requests:
+            return None
+        try:
+            return _Flight(step, self._executor.execute(step.plan))
+        except BaseException as error:
+            failed: Future[ModelRunnerOutput] = Future()
+            failed.set_exception(error)
+            return _Flight(step, failed)
 
     def _check(self, result: ModelRunnerOutput, num_rows: int) -> None:
         logits, expected = result.logits, (num_rows, self._model.vocab_size)

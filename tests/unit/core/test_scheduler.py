@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from muro.core.blocks import BlockPool
-from muro.core.plan import SchedulerOutput
+from muro.core.options import SchedulerConfig
 from muro.core.request import Request, RequestStatus
 from muro.core.sampling import NO_TOKEN, Sampled, Sampling
-from muro.core.scheduler import Scheduler, SchedulerConfig
+from muro.core.scheduler import Scheduler
 from muro.errors import ConfigError, RequestFailedError
 from muro.wire.output import EngineCoreOutput, EventType, FinishReason
+from tests.support.scheduling import check_blocks, check_plan
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -23,52 +23,45 @@ GREEDY = Sampling(temperature=0.0)
 class Bench:
     """A scheduler, its cache, and every request that it was ever given; each token that is sampled is a 7."""
 
-    def __init__(self, *, blocks: int = 100, block_size: int = 4, seqs: int = 8, budget: int = 16) -> None:
+    def __init__(self, *, blocks: int = 100, block_size: int = 4, seqs: int = 8, budget: int = 16, **more: Any) -> None:
         self.pool = BlockPool(blocks, block_size)
         ticks = count()
-        config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=budget)
+        config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=budget, **more)
         self.scheduler = Scheduler(config, self.pool, lambda: float(next(ticks)))
         self.requests: dict[str, Request] = {}
         self.config = config
 
-    def add(self, request_id: str, prompt: int, output: int = 100, queue_timeout: float | None = None) -> Request:
-        length = prompt + output
-        request = Request(request_id, [1] * prompt, GREEDY, max_length=length, queue_timeout=queue_timeout)
+    def add(self, request_id: str, prompt: int | list[int], output: int = 100, **more: Any) -> Request:
+        """Take in a request; a number stands for as many tokens that no other prompt begins with."""
+        if isinstance(prompt, int):
+            prompt = [len(self.requests) + 100] + [1] * (prompt - 1)
+        request = Request(request_id, prompt, GREEDY, max_length=len(prompt) + output, **more)
         self.requests[request_id] = request
         self.scheduler.add(request)
         return request
 
     def step(self, aborts: Iterable[str] = (), token: int = 7) -> tuple[dict[str, int], list[EngineCoreOutput]]:
         """One step: planned tokens by request, and the outputs."""
-        plan = self.scheduler.schedule()
-        self.check(plan)
+        step = self.scheduler.schedule()
+        check_plan(step, self.config, self.pool.block_size)
+        self.check()
         self.scheduler.abort(aborts)
         self.check()
-        number = len(self.scheduler.draws(plan))
-        outputs = self.scheduler.update(plan, Sampled([token] * number, [None] * number))
+        number = len(self.scheduler.draws(step))
+        outputs = self.scheduler.update(step, Sampled([token] * number, [None] * number))
         self.check()
-        return {s.request_id: len(s.token_ids) for s in plan.sequences}, outputs
+        return {s.request_id: len(s.token_ids) for s in step.plan.sequences}, outputs
 
-    def check(self, plan: SchedulerOutput | None = None) -> None:
-        tables = [r.block_table for r in self.requests.values()]
-        used = [block for table in tables for block in table]
-        assert len(used) == len(set(used)), "a block is in two tables"
-        assert len(used) + self.pool.num_free == self.pool.num_blocks
-        running = [r for r in self.requests.values() if r.status is RequestStatus.RUNNING]
-        assert len(running) <= self.config.max_num_seqs
-        for request in self.requests.values():
-            assert (request.status is RequestStatus.RUNNING) or not request.block_table
-        if plan is not None:
-            assert plan.total_tokens == sum(len(s.token_ids) for s in plan.sequences)
-            assert plan.total_tokens <= self.config.max_num_batched_tokens
-            assert len({s.request_id for s in plan.sequences}) == len(plan.sequences)
-            for sequence in plan.sequences:
-                request = self.requests[sequence.request_id]
-                start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + len(sequence.token_ids)
-                assert request.status is RequestStatus.RUNNING and start == request.num_computed_tokens
-                assert sequence.token_ids == request.token_ids[start:end] and sequence.token_ids
-                assert sequence.num_logits == (end == len(request.token_ids))
-                assert len(sequence.block_table) * self.pool.block_size >= end
+    def finish(self) -> list[EngineCoreOutput]:
+        """Step until nothing is left."""
+        outputs = []
+        while len(self.scheduler):
+            outputs += self.step()[1]
+        return outputs
+
+    def check(self) -> None:
+        check_blocks(self.pool, self.requests.values())
+        assert sum(r.status is RequestStatus.RUNNING for r in self.requests.values()) <= self.config.max_num_seqs
 
 
 def test_prompts_run_in_chunks_and_decoding_comes_first() -> None:
@@ -97,7 +90,7 @@ def test_a_prompt_always_advances_beside_a_full_house_of_decoding() -> None:
 
 
 def test_the_last_to_come_gives_way_and_is_computed_again() -> None:
-    bench = Bench(blocks=4, block_size=2)
+    bench = Bench(blocks=4, block_size=2, enable_prefix_caching=False)
     bench.add("a", prompt=2, output=5)
     b = bench.add("b", prompt=2, output=4)
     planned = []
@@ -222,51 +215,3 @@ def test_an_id_in_use_is_refused() -> None:
 def test_settings_that_cannot_work_are_refused(settings_: dict[str, int], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         SchedulerConfig(**settings_)
-
-
-@given(
-    blocks=st.integers(5, 12),
-    block_size=st.integers(1, 4),
-    seqs=st.integers(1, 6),
-    spare_budget=st.integers(0, 9),
-    arrivals=st.lists(
-        st.tuples(st.integers(0, 12), st.integers(1, 1000), st.integers(1, 20), st.none() | st.integers(0, 30)),
-        min_size=1,
-        max_size=12,
-    ),
-)
-@settings(max_examples=200, deadline=None)
-def test_everything_ends_once_and_nothing_leaks(
-    blocks: int,
-    block_size: int,
-    seqs: int,
-    spare_budget: int,
-    arrivals: list[tuple[int, int, int, int | None]],
-) -> None:
-    bench = Bench(blocks=blocks, block_size=block_size, seqs=seqs, budget=seqs + spare_budget)
-    capacity = blocks * block_size
-    ended: dict[str, int] = {}
-    tokens: dict[str, int] = {}
-    steps = 0
-    last_arrival = max(when for when, *_ in arrivals)
-    while len(bench.scheduler) or steps <= last_arrival:
-        for number, (when, prompt, output, _) in enumerate(arrivals):
-            if when == steps:
-                length = 1 + prompt % capacity
-                bench.add(str(number), length, min(output, capacity + 1 - length))
-        aborts = [str(i) for i, (*_, abort) in enumerate(arrivals) if abort == steps and str(i) in bench.requests]
-        alive = {i for i in bench.requests if bench.scheduler.get(i) is not None}
-        _, outputs = bench.step(aborts)
-        for output in outputs:
-            assert output.request_id in alive - set(aborts)
-            tokens[output.request_id] = tokens.get(output.request_id, 0) + len(output.new_token_ids)
-            if output.finish_reason is not None:
-                ended[output.request_id] = ended.get(output.request_id, 0) + 1
-        steps += 1
-        # Alone, each needs a step per token; recomputing for every older request's every token is far above any case.
-        assert steps < last_arrival + 10 + 4 * len(arrivals) * capacity * 20, "no progress"
-    for request_id, request in bench.requests.items():
-        aborted = request.status is RequestStatus.FINISHED_ABORTED
-        assert ended.get(request_id, 0) == (0 if aborted else 1)
-        assert aborted or tokens[request_id] == request.max_length - request.num_prompt_tokens
-    assert bench.pool.num_free == blocks

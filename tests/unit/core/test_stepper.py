@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muro.core.executor import ExecutorInfo
+from muro.core.options import SchedulerConfig
 from muro.core.plan import ModelRunnerOutput, SchedulerOutput
-from muro.core.scheduler import SchedulerConfig
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import EngineCore
 from muro.errors import InternalError, PromptTooLongError, RequestFailedError
@@ -56,8 +56,12 @@ def drive(engine: EngineCore, cases: list[Case]) -> dict[str, list[EngineCoreOut
 
 
 def shown(outputs: list[EngineCoreOutput]) -> list[object]:
-    """What a reader of one stream sees of it; times and the number of events are not the same in any company."""
-    return [(o.new_token_ids, o.new_logprobs, o.finish_reason, o.stop_reason, o.prefill_stats) for o in outputs]
+    """What a reader of one stream sees of it; times, the number of events and who computed the prompt may differ."""
+    prompts = [o.prefill_stats and o.prefill_stats.num_prompt_tokens for o in outputs]
+    return [
+        (o.new_token_ids, o.new_logprobs, o.finish_reason, o.stop_reason, p)
+        for o, p in zip(outputs, prompts, strict=True)
+    ]
 
 
 tokens = st.integers(0, VOCAB - 1)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from muro.core.options import SchedulerConfig
 from muro.core.plan import ModelRunnerOutput, SchedulerOutput
-from muro.core.scheduler import SchedulerConfig
 from muro.core.stepper import StepperEngine
 from muro.engines.echo import EchoEngine
 from muro.errors import EngineDeadError, InvalidRequestError, RequestFailedError

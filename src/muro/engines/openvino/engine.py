@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muro.config import home
-from muro.core.scheduler import SchedulerConfig
+from muro.core.options import SchedulerConfig
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import Report
 from muro.engines.openvino.options import OpenVINOOptions

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
+from muro.core.options import SchedulerConfig
 from muro.core.request import Request
-from muro.core.scheduler import SchedulerConfig
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import Engine, EngineInfo, FailureCallback, Report, StepResult, TakeAborts, operation
 from muro.engines.faults import Fault, commit, parse_fault
