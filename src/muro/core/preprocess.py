@@ -1,8 +1,9 @@
 """From an `EngineCoreRequest` to a `Request` that the scheduler can take without looking twice.
 
 Every sampling option is honoured, or is none of the engine's business, or is refused by name: none is dropped
-silently. The same holds for the request's own fields, save hints (`session_id`, `kv_hints`), `cache_salt`, which
-concerns prefix caches alone, and `reasoning_...`, which goes with structured output.
+silently. The same holds for the request's own fields, save hints (`session_id`, `kv_hints`) and `reasoning_...`, which
+goes with structured output. What sampling options
+may be is in `sampling/options.py`.
 
 Runs on the receiver thread, so it depends on nothing but the request and the fixed `Bounds`.
 """
@@ -10,22 +11,24 @@ Runs on the receiver thread, so it depends on nothing but the request and the fi
 from __future__ import annotations
 
 import math
-import secrets
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from muro.core.request import Request
-from muro.core.sampling import Sampling
+from muro.core.sampling import PromptLogprobs
+from muro.core.sampling.options import checked_logprobs, demand, sampling
+from muro.core.sampling.settings import ThinkingMarkers
 from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
-from muro.wire.request import QUEUE_TIMEOUT, RESUMED_TOKENS, EngineCoreRequest, RepetitionDetection, SamplingParams
+from muro.wire.request import QUEUE_TIMEOUT, RESUMED_TOKENS, EngineCoreRequest, SamplingParams
 
 HONOURED = frozenset(
     {
-        "temperature", "top_k", "top_p", "min_p", "seed", "allowed_token_ids", "logprobs",
+        "temperature", "top_k", "top_p", "min_p", "seed", "allowed_token_ids", "logit_bias",
+        "presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words", "bad_words_token_ids",
+        "logprobs", "logprob_token_ids", "prompt_logprobs", "skip_reading_prefix_cache",
         "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "eos_token_id", "all_stop_token_ids", "extra_args",
+        "thinking_token_budget", "repetition_detection",
     }
 )  # fmt: skip
 
@@ -34,25 +37,15 @@ LEFT_TO_OTHERS = frozenset(
         # The front-end's: text, and how deltas are put together.
         "stop", "flat_logprobs", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
         "include_stop_str_in_output", "output_kind", "skip_clone", "output_text_buffer_length", "stream_interval",
-        # Permissions and notes that ask nothing of an engine without prefix cache and watermarks.
-        "skip_reading_prefix_cache", "watermarking", "watermarking_skipped",
+        # Permissions and notes that ask nothing of an engine without watermarks.
+        "watermarking", "watermarking_skipped",
     }
 )  # fmt: skip
 
 REFUSED: dict[str, Any] = {
     "n": 1,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "prompt_logprobs": None,
-    "logprob_token_ids": None,
     "structured_outputs": None,
-    "logit_bias": None,
     "routed_experts_prompt_start": 0,
-    "bad_words": None,
-    "bad_words_token_ids": None,
-    "thinking_token_budget": None,
-    "repetition_detection": RepetitionDetection(),
     "trace_decode_token_ids": None,
     "prompt_logprob_token_ids": None,
     "prompt_logprob_start": 0,
@@ -68,6 +61,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     max_logprobs: int
+    by_priority: bool = False
+    """Whether requests may have a priority."""
+    thinking: ThinkingMarkers | None = None
 
 
 def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
@@ -81,9 +77,9 @@ def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
     for name in _REFUSED_FIELDS:
         if getattr(request, name):
             raise UnsupportedOptionError(f"{name} is not supported by this engine", param=name)
-    if request.priority != 0:
+    if request.priority != 0 and not bounds.by_priority:
         raise UnsupportedOptionError(
-            "priority is not supported: requests run first come, first served", param="priority"
+            "priority is not supported: requests run first come, first served (see scheduling_policy)", param="priority"
         )
     params = request.sampling_params
     if params is None:
@@ -95,17 +91,22 @@ def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
         if value != neutral and (value or isinstance(value, (int, float))) and value is not None:
             raise UnsupportedOptionError(f"{name} is not supported by this engine", param=name)
     num_resumed = _resumed_tokens(params, len(prompt))
+    prompt_logprobs = checked_logprobs("prompt_logprobs", params.prompt_logprobs, bounds)
     return Request(
         request.request_id,
         prompt,
-        _sampling(params, bounds),
+        sampling(params, bounds),
         max_length=_max_length(params, len(prompt), num_resumed, bounds),
         num_resumed_tokens=num_resumed,
         min_tokens=params.min_tokens,
         eos_token_id=None if params.ignore_eos else params.eos_token_id,
         stop_token_ids=frozenset(params.stop_token_ids or ()),
-        banned=_banned(params, bounds),
+        prompt_logprobs=None if prompt_logprobs is None else PromptLogprobs(prompt_logprobs),
+        skip_reading_prefix_cache=prompt_logprobs is not None or bool(params.skip_reading_prefix_cache),
         trace_headers=request.trace_headers,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
         # What continues a request has waited before, and has a reader who sees the rest.
         queue_timeout=None if num_resumed else _queue_timeout(params),
     )
@@ -155,65 +156,9 @@ def _queue_timeout(params: SamplingParams) -> float | None:
 def _max_length(params: SamplingParams, prompt_length: int, num_resumed: int, bounds: Bounds) -> int:
     """At how many tokens, prompt included, the request ends with LENGTH."""
     if params.max_tokens is None:
-        _demand(params.min_tokens >= 0, "min_tokens", params.min_tokens, "not negative")
+        demand(params.min_tokens >= 0, "min_tokens", params.min_tokens, "not negative")
         return bounds.max_model_len
-    _demand(params.max_tokens >= 1, "max_tokens", params.max_tokens, "at least 1")
-    _demand(0 <= params.min_tokens <= params.max_tokens, "min_tokens", params.min_tokens, "in 0 ... max_tokens")
-    _demand(num_resumed < params.max_tokens, "max_tokens", params.max_tokens, f"above the {num_resumed} resumed tokens")
+    demand(params.max_tokens >= 1, "max_tokens", params.max_tokens, "at least 1")
+    demand(0 <= params.min_tokens <= params.max_tokens, "min_tokens", params.min_tokens, "in 0 ... max_tokens")
+    demand(num_resumed < params.max_tokens, "max_tokens", params.max_tokens, f"above the {num_resumed} resumed tokens")
     return min(bounds.max_model_len, prompt_length - num_resumed + params.max_tokens)
-
-
-def _sampling(params: SamplingParams, bounds: Bounds) -> Sampling:
-    _demand(0.0 <= params.temperature < math.inf, "temperature", params.temperature, "a number that is not negative")
-    _demand(0.0 < params.top_p <= 1.0, "top_p", params.top_p, "above 0 and at most 1")
-    _demand(params.top_k >= -1, "top_k", params.top_k, "positive, or 0 or -1 to switch it off")
-    _demand(0.0 <= params.min_p <= 1.0, "min_p", params.min_p, "in 0 ... 1")
-    if (logprobs := params.logprobs) is not None:
-        most = bounds.vocab_size if bounds.max_logprobs == -1 else bounds.max_logprobs
-        asked = bounds.vocab_size if logprobs == -1 else logprobs
-        _demand(0 <= asked <= most, "logprobs", logprobs, f"in 0 ... {most}, the engine's max_logprobs")
-    return Sampling(
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=secrets.randbits(64) if params.seed is None else params.seed,
-        allowed=_allowed(params, bounds),
-        logprobs=logprobs,
-    )
-
-
-def _allowed(params: SamplingParams, bounds: Bounds) -> NDArray[np.intp] | None:
-    ids = params.allowed_token_ids
-    if ids is None:
-        return None
-    if not ids or min(ids) < 0 or max(ids) >= bounds.vocab_size:
-        raise InvalidRequestError(
-            f"allowed_token_ids must be some of 0 ... {bounds.vocab_size - 1}", param="allowed_token_ids"
-        )
-    if params.min_tokens > 0 and not set(ids) - _stop_ids(params):
-        raise InvalidRequestError("allowed_token_ids holds nothing but stop tokens", param="allowed_token_ids")
-    return _array(set(ids))
-
-
-def _banned(params: SamplingParams, bounds: Bounds) -> NDArray[np.intp] | None:
-    """The ids that must not come while fewer than `min_tokens` exist."""
-    if params.min_tokens <= 0:
-        return None
-    return _array({i for i in _stop_ids(params) if 0 <= i < bounds.vocab_size})
-
-
-def _stop_ids(params: SamplingParams) -> set[int]:
-    ids = {*params.all_stop_token_ids, *(params.stop_token_ids or ())}
-    if params.eos_token_id is not None and not params.ignore_eos:
-        ids.add(params.eos_token_id)
-    return ids
-
-
-def _array(ids: set[int]) -> NDArray[np.intp]:
-    return np.array(sorted(ids), np.intp)
-
-
-def _demand(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{name} is {value}; it must be {rule}", param=name)

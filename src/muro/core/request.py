@@ -7,41 +7,65 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from muro.core.sampling import Draw, Sampling
+from muro.core.sampling import Draw, PromptLogprobs, SamplerState, Sampling
+from muro.core.sampling.settings import History
 from muro.errors import InternalError
 from muro.wire.output import EngineCoreEvent, EventType, FinishReason
 
-Ended = tuple[FinishReason, int | None]
-"""How a request ended: finish reason, and stop reason if a stop token did it."""
+Ended = tuple[FinishReason, int | str | None]
+"""How a request ended: finish reason, and stop reason: the stop token that did it, or a word for a repetition."""
+
+REPETITION_DETECTED = "repetition_detected"
+
+Rank = tuple[int, int]
+"""Priority and number of arrival: smaller runs first."""
+
+
+class Blocker(Protocol):
+    """What a request waits for before it may run, such as a grammar; given as `blocked_on`. Asked once per step."""
+
+    @property
+    def phase(self) -> str:
+        """What it is, as in `EngineCore.phase`."""
+        ...
+
+    def over(self) -> bool:
+        """Whether the request may run now. Raises the `RequestError` with which it ends instead."""
+        ...
 
 
 class RequestStatus(enum.Enum):
     """Where a request stands. The finished ones are final."""
 
     WAITING = "waiting"
+    BLOCKED = "blocked"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED_STOPPED = "finished: stop"
     FINISHED_LENGTH_CAPPED = "finished: length"
+    FINISHED_REPETITION = "finished: repetition"
     FINISHED_ABORTED = "finished: abort"
     FINISHED_ERROR = "finished: error"
 
 
 _ENDED_EARLY = frozenset({RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR})
+_ENDED = _ENDED_EARLY | {
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_REPETITION,
+}
 
 TRANSITIONS: Mapping[RequestStatus, frozenset[RequestStatus]] = {
-    RequestStatus.WAITING: frozenset({RequestStatus.RUNNING}) | _ENDED_EARLY,
-    RequestStatus.RUNNING: frozenset(
-        {RequestStatus.PREEMPTED, RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED}
-    )
-    | _ENDED_EARLY,
-    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING}) | _ENDED_EARLY,
+    RequestStatus.WAITING: frozenset({RequestStatus.RUNNING, RequestStatus.BLOCKED}) | _ENDED_EARLY,
+    RequestStatus.BLOCKED: frozenset({RequestStatus.WAITING}) | _ENDED_EARLY,
+    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED}) | _ENDED,
+    # The step that ran when it was preempted may have given it its last token.
+    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING}) | _ENDED,
     RequestStatus.FINISHED_STOPPED: frozenset(),
     RequestStatus.FINISHED_LENGTH_CAPPED: frozenset(),
+    RequestStatus.FINISHED_REPETITION: frozenset(),
     RequestStatus.FINISHED_ABORTED: frozenset(),
     RequestStatus.FINISHED_ERROR: frozenset(),
 }
@@ -51,6 +75,7 @@ FINISHED: Mapping[FinishReason, RequestStatus] = {
     FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH_CAPPED,
     FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
     FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+    FinishReason.REPETITION: RequestStatus.FINISHED_REPETITION,
 }
 
 
@@ -60,22 +85,40 @@ class Request:
     `token_ids` holds prompt and output in one list, as the cache sees them. The output starts at index
     `output_start`, which lies inside the prompt when the request continues one that ran elsewhere (resumed tokens).
     All limits are kept as lengths of `token_ids`, so that a step compares integers and computes nothing.
+
+    `sampler_state` is made when it is first needed, from the tokens alone. `prompt_logprobs` collects what the first
+    output is to carry; `skip_reading_prefix_cache` says that all tokens must be computed, as for those.
     """
 
     __slots__ = (
-        "banned",
+        "block_hashes",
         "block_table",
+        "blocked_on",
+        "cache_salt",
+        "capacity",
         "eos_token_id",
         "events",
+        "has_news",
+        "hash_secret",
+        "lora_id",
         "max_length",
         "min_length",
+        "num_cached_tokens",
         "num_computed_tokens",
+        "num_kept_blocks",
+        "num_preemptions",
         "num_prompt_tokens",
+        "num_scheduled_tokens",
         "output_start",
+        "priority",
+        "prompt_logprobs",
         "queue_timeout",
+        "rank",
         "reported",
         "request_id",
+        "sampler_state",
         "sampling",
+        "skip_reading_prefix_cache",
         "status",
         "stop_token_ids",
         "token_ids",
@@ -93,9 +136,14 @@ class Request:
         min_tokens: int = 0,
         eos_token_id: int | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
-        banned: NDArray[np.intp] | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
+        skip_reading_prefix_cache: bool = False,
         trace_headers: dict[str, str] | None = None,
         queue_timeout: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        lora_id: int = 0,
+        blocked_on: Blocker | None = None,
     ) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
@@ -106,14 +154,37 @@ class Request:
         self.min_length = self.output_start + min_tokens
         self.eos_token_id = eos_token_id
         self.stop_token_ids = stop_token_ids
-        self.banned = banned
+        self.prompt_logprobs = prompt_logprobs
+        self.skip_reading_prefix_cache = skip_reading_prefix_cache
+        self.sampler_state: SamplerState | None = None
         self.trace_headers = trace_headers
         self.queue_timeout = queue_timeout
         self.status = RequestStatus.WAITING
+        # Whose turn it is: kept by the queues.
+        self.priority = priority
+        self.rank: Rank = (0, 0)
+        self.blocked_on = blocked_on
+        self.num_preemptions = 0
+        # What is in the cache: kept by the scheduler, which may run a step ahead of what is computed.
         self.num_computed_tokens = 0
+        self.num_scheduled_tokens = 0
         self.block_table: list[int] = []
+        self.capacity = 0
+        """Tokens for which the block table has room."""
+        # What others may share of it, and it of others'.
+        self.cache_salt = cache_salt
+        self.lora_id = lora_id
+        self.hash_secret: bytes | None = None
+        self.block_hashes: list[bytes] = []
+        self.num_kept_blocks = 0
+        """How many blocks of the table others can find."""
+        self.num_cached_tokens = 0
+        """Tokens of the prompt that were in the cache when it first ran."""
+        # What is still to be told with the next output.
         self.events: list[EngineCoreEvent] = []
         self.reported = False
+        """Whether an output was given."""
+        self.has_news = True
 
     @property
     def num_output_tokens(self) -> int:
@@ -125,10 +196,26 @@ class Request:
         """Tokens that are known but not in the cache; 1 for a request that is decoding."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def is_finished(self) -> bool:
+        return self.status in _ENDED
+
     def draw(self) -> Draw:
-        """How to choose the next token; stop tokens are banned while fewer than `min_tokens` exist."""
-        length = len(self.token_ids)
-        return Draw(self.sampling, length - self.output_start, self.banned if length < self.min_length else None)
+        """How to choose the next token."""
+        history = self.sampling.history
+        if history is None:
+            return Draw(self.sampling, len(self.token_ids) - self.output_start)
+        return self._state(history).draw(self.sampling, self.token_ids)
+
+    def logits_wanted(self, num_computed: int, end: int) -> int:
+        """For how many of the last of the tokens `num_computed` ... `end` logits are wanted.
+
+        To sample: for the last known token. For log-probabilities of the prompt: for every token of it, each once.
+        """
+        prompt = self.prompt_logprobs
+        if prompt is None or len(prompt) >= self.num_prompt_tokens - 1:
+            return 1 if end == len(self.token_ids) else 0
+        return max(0, end - max(num_computed, len(prompt)))
 
     def become(self, status: RequestStatus) -> None:
         """Change state. A change that the table does not list is a bug of ours: `InternalError`."""
@@ -139,6 +226,7 @@ class Request:
     def record(self, event: EventType, now: float) -> None:
         """Note an event for the next output."""
         self.events.append(EngineCoreEvent(event, now))
+        self.has_news = True
 
     def append(self, token_id: int) -> Ended | None:
         """Take the next token; says how the request ends if it is the last one (protocol section 8).
@@ -155,4 +243,14 @@ class Request:
                 return FinishReason.STOP, token_id
         if length >= self.max_length:
             return FinishReason.LENGTH, None
+        if (history := self.sampling.history) is not None and history.repetition is not None:
+            state = self._state(history)
+            state.follow(tokens)
+            if state.is_repeating and length >= self.min_length:
+                return FinishReason.REPETITION, REPETITION_DETECTED
         return None
+
+    def _state(self, history: History) -> SamplerState:
+        if self.sampler_state is None:
+            self.sampler_state = SamplerState(history, self.output_start)
+        return self.sampler_state
