@@ -15,18 +15,22 @@ if TYPE_CHECKING:
 
 HELP = """Fetch a model and prepare it. Prints the model directory as the last line of standard output.
 
+NAME is a model of the catalogue, or hf:ORG/NAME for one of the Hugging Face Hub (needs muro[hub]), with @REVISION for a
+revision and :FILE.gguf to choose a file. A model that is there is not fetched again.
+
 Models and caches live in $MURO_HOME, else in muro/ of the user's cache directory.
 
 \b
 Example:
     muro serve "$(muro pull demo)"
+    muro serve "$(muro pull hf:Qwen/Qwen3-0.6B)"
 """
 
 
 class PullOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Flags of `muro pull`."""
 
-    name: Annotated[str, typer.Argument(help="demo: SmolLM2-135M-Instruct, 98 MB.")]
+    name: Annotated[str, typer.Argument(help="demo: SmolLM2-135M-Instruct, 98 MB; or hf:ORG/NAME.")]
 
 
 @flags(PullOptions)

