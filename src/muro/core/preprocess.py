@@ -101,7 +101,7 @@ def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
         min_tokens=params.min_tokens,
         eos_token_id=None if params.ignore_eos else params.eos_token_id,
         stop_token_ids=frozenset(params.stop_token_ids or ()),
-        prompt_logprobs=None if prompt_logprobs is None else PromptLogprobs(prompt_logprobs),
+        prompt_logprobs=None if prompt_logprobs is None else PromptLogprobs(prompt_logprobs, bounds.vocab_size),
         skip_reading_prefix_cache=prompt_logprobs is not None or bool(params.skip_reading_prefix_cache),
         trace_headers=request.trace_headers,
         priority=request.priority,

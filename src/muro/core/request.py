@@ -213,9 +213,15 @@ class Request:
         To sample: for the last known token. For log-probabilities of the prompt: for every token of it, each once.
         """
         prompt = self.prompt_logprobs
-        if prompt is None or len(prompt) >= self.num_prompt_tokens - 1:
+        if prompt is None or not self.wants_prompt_rows:
             return 1 if end == len(self.token_ids) else 0
         return max(0, end - max(num_computed, len(prompt)))
+
+    @property
+    def wants_prompt_rows(self) -> bool:
+        """Whether log-probabilities of the prompt were asked for and are not complete."""
+        prompt = self.prompt_logprobs
+        return prompt is not None and len(prompt) < self.num_prompt_tokens - 1
 
     def become(self, status: RequestStatus) -> None:
         """Change state. A change that the table does not list is a bug of ours: `InternalError`."""

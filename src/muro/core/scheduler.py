@@ -39,6 +39,8 @@ from muro.wire.output import EngineCoreOutput, EventType, FinishReason, Logprobs
 from muro.wire.stats import PrefillStats, PrefixCacheStats, SchedulerStats
 
 MAX_PREEMPTIONS = 8
+MAX_PROMPT_ROWS = 256
+"""Rows of logits of one step for log-probabilities of prompts: with 150,000 token ids they take 150 MB."""
 UNKNOWN_TOKEN = -1
 
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
@@ -53,6 +55,8 @@ class ScheduledStep(msgspec.Struct):
     plan: SchedulerOutput
     requests: list[Request]
     num_decodes: int = 0
+    num_prompt_rows: int = 0
+    """Rows of logits wanted for log-probabilities of prompts; never above `MAX_PROMPT_ROWS`."""
 
 
 class Scheduler:
@@ -254,9 +258,15 @@ class Scheduler:
     def _plan_chunk(self, step: ScheduledStep, request: Request, budget: int) -> int:
         """Plan as much of the known tokens as the budget allows; returns how many."""
         start = request.num_scheduled_tokens
+        if request.wants_prompt_rows:
+            budget = min(budget, MAX_PROMPT_ROWS - step.num_prompt_rows)
+            if not budget:
+                return 0
         tokens = request.token_ids[start : start + budget]
         request.num_scheduled_tokens = end = start + len(tokens)
         num_logits = request.logits_wanted(start, end)
+        if request.wants_prompt_rows:
+            step.num_prompt_rows += num_logits
         step.plan.sequences.append(SequencePlan(request.request_id, tokens, start, request.block_table, num_logits))
         step.requests.append(request)
         return len(tokens)
@@ -364,6 +374,8 @@ class Scheduler:
             request.reported = True
             prompt, cached = request.num_prompt_tokens, request.num_cached_tokens
             output.prefill_stats = PrefillStats(prompt, prompt - cached, cached, cached)
+            if request.prompt_logprobs is not None and not request.wants_prompt_rows:
+                output.new_prompt_logprobs_tensors = request.prompt_logprobs.result()
         request.has_news = request.trace_headers is not None
 
     def _finish(self, request: Request, reason: FinishReason) -> None:

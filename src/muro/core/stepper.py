@@ -15,6 +15,7 @@ from concurrent.futures import Future, wait
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from muro.core.blocks import BlockPool
 from muro.core.executor import Executor
@@ -117,6 +118,8 @@ class StepperEngine(Engine):
         scheduler.abort(take_aborts())
         draws = scheduler.draws(flight.step)
         self._check(result, len(draws))
+        if flight.step.num_prompt_rows:
+            self._read_prompts(flight.step, result.logits)
         outputs = scheduler.update(flight.step, self._sampler.sample(result.logits, draws))
         if self._restart_due:
             self._restart_due = False
@@ -168,6 +171,19 @@ class StepperEngine(Engine):
             failed: Future[ModelRunnerOutput] = Future()
             failed.set_exception(error)
             return _Flight(step, failed)
+
+    def _read_prompts(self, step: ScheduledStep, logits: NDArray[np.float32]) -> None:
+        """Take the log-probabilities of prompts, of each position once: a preempted one is computed again."""
+        row = step.num_decodes
+        for sequence, request in zip(step.plan.sequences[row:], step.requests[row:], strict=True):
+            begin, row = row, row + sequence.num_logits
+            prompt = request.prompt_logprobs
+            if prompt is None or not request.wants_prompt_rows or not sequence.num_logits:
+                continue
+            end = sequence.num_computed_tokens + len(sequence.token_ids)
+            known = len(prompt) - (end - sequence.num_logits)
+            following = request.token_ids[len(prompt) + 1 : min(end + 1, request.num_prompt_tokens)]
+            self._sampler.read_prompt(prompt, logits[begin + known : begin + known + len(following)], following)
 
     def _check(self, result: ModelRunnerOutput, num_rows: int) -> None:
         logits, expected = result.logits, (num_rows, self._model.vocab_size)

@@ -64,10 +64,11 @@ class PromptLogprobs:
 
     Args:
         top: how many of the most probable ids to report beside each token; -1 for all.
+        vocab_size: how many there are.
     """
 
-    def __init__(self, top: int) -> None:
-        self._top = top
+    def __init__(self, top: int, vocab_size: int) -> None:
+        self._top = vocab_size if top == -1 else min(top, vocab_size)
         self._ids: list[NDArray[np.int32]] = []
         self._values: list[NDArray[np.float32]] = []
         self._ranks: list[int] = []
@@ -86,10 +87,9 @@ class PromptLogprobs:
         self._values.append(values)
         self._ranks.append(rank)
 
-    def result(self, vocab_size: int) -> Logprobs:
+    def result(self) -> Logprobs:
         """`ids` int32 and `values` float32 of shape [positions, top + 1], `ranks` int32 of shape [positions]."""
-        width = 1 + (vocab_size if self._top == -1 else min(self._top, vocab_size))
-        shape = [len(self._ranks), width]
+        shape = [len(self._ranks), 1 + self._top]
         return Logprobs(
             Tensor("int32", shape, b"".join(ids.tobytes() for ids in self._ids)),
             Tensor("float32", shape, b"".join(values.tobytes() for values in self._values)),

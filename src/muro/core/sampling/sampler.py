@@ -64,7 +64,7 @@ class Sampler:
         if all(draw is not None and _is_plain(draw) for draw in draws):
             best = logits.argmax(axis=1)
             usable = np.isfinite(logits[np.arange(len(draws)), best])
-            return np.where(usable, best, NO_TOKEN).tolist()
+            return [int(token_id) for token_id in np.where(usable, best, NO_TOKEN)]
         token_ids = [NO_TOKEN] * len(draws)
         waiting: dict[int, Candidates] = {}
         size = 0
