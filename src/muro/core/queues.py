@@ -35,7 +35,7 @@ class RequestQueues:
     def __init__(self, *, by_priority: bool = False) -> None:
         self._by_priority = by_priority
         self._requests: dict[str, Request] = {}
-        self._arrivals = 0
+        self.num_arrived = 0
         # Both may hold some that have left in the meantime: leaving only changes the status, and costs no search.
         self._waiting: list[tuple[Rank, Request]] = []
         self._running: list[Request] = []
@@ -58,8 +58,8 @@ class RequestQueues:
 
     def add(self, request: Request) -> None:
         """Take in a new request."""
-        request.rank = (request.priority if self._by_priority else 0, self._arrivals)
-        self._arrivals += 1
+        request.rank = (request.priority if self._by_priority else 0, self.num_arrived)
+        self.num_arrived += 1
         self._requests[request.request_id] = request
         if request.blocked_on is None:
             self._wait(request)

@@ -60,12 +60,26 @@ class ScheduledStep(msgspec.Struct):
 
 
 class Scheduler:
-    """Holds every unfinished request. `add` and `abort` may come at any time, also between `schedule` and `update`."""
+    """Holds every unfinished request. `add` and `abort` may come at any time, also between `schedule` and `update`.
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockPool, clock: Callable[[], float]) -> None:
+    Args:
+        config: order and bounds of what runs.
+        blocks: the cache.
+        clock: monotonic seconds, for events and deadlines.
+        max_preemptions: how often one request may be preempted for others, at least once.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: BlockPool,
+        clock: Callable[[], float],
+        max_preemptions: int = MAX_PREEMPTIONS,
+    ) -> None:
         self._config = config
         self._blocks = blocks
         self._clock = clock
+        self._max_preemptions = max_preemptions
         self._hasher = PrefixHasher(blocks.block_size)
         self._queues = RequestQueues(by_priority=config.scheduling_policy == "priority")
         self._patience = Patience(self._queues)
@@ -285,7 +299,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._let_go(request)
-        self._queues.preempt(request, put_first=request.num_preemptions >= MAX_PREEMPTIONS)
+        self._queues.preempt(request, put_first=request.num_preemptions >= self._max_preemptions)
         request.record(EventType.PREEMPTED, self._clock())
 
     def _admit(self) -> Request | None:

@@ -7,6 +7,7 @@ from muro.core.queues import RequestQueues
 from muro.core.request import Request, RequestStatus
 from muro.core.sampling import Sampling
 from muro.wire.output import FinishReason
+from tests.unit.core.test_queues import Never
 from tests.unit.core.test_scheduler import Bench
 
 
@@ -36,7 +37,9 @@ def test_what_runs_or_has_ended_is_left_alone_and_forgotten() -> None:
         if number:
             queues.finish(made, FinishReason.ABORT)
     assert len(patience) < 1100
-    queues.admit()
+    first = queues.next_waiting()
+    assert first is not None
+    queues.admit(first)
     assert list(patience.over(9.0)) == []
 
 
@@ -46,9 +49,20 @@ def test_a_preempted_request_has_run_and_may_wait() -> None:
     made = request("a", 1.0)
     queues.add(made)
     patience.add(made, 0.0)
-    queues.admit()
-    assert queues.preempt_last().status is RequestStatus.PREEMPTED
+    queues.admit(made)
+    queues.preempt(made)
+    assert made.status is RequestStatus.PREEMPTED
     assert list(patience.over(9.0)) == []
+
+
+def test_a_request_that_waits_for_its_grammar_waits_too() -> None:
+    queues = RequestQueues()
+    patience = Patience(queues)
+    made = Request("a", [1], Sampling(), max_length=9, queue_timeout=1.0, blocked_on=Never())
+    queues.add(made)
+    patience.add(made, 0.0)
+    assert made.status is RequestStatus.BLOCKED
+    assert list(patience.over(2.0)) == [made]
 
 
 def test_it_ends_with_an_error_beside_those_that_run() -> None:
@@ -59,13 +73,13 @@ def test_it_ends_with_an_error_beside_those_that_run() -> None:
     bench.add("patient", prompt=1, queue_timeout=1000.0)
     bench.step()
     bench.step()
-    (ended,) = bench.scheduler.take_expired()
+    (ended,) = bench.scheduler.take_ended()
     assert (ended.request_id, ended.finish_reason) == ("waits", FinishReason.ERROR)
     assert ended.error is not None
     assert (ended.error.code, ended.error.message.count("within 1 s")) == ("deadline", 1)
     assert bench.scheduler.get("waits") is None
     assert bench.scheduler.get("patient") is not None
-    assert bench.scheduler.take_expired() == []
+    assert bench.scheduler.take_ended() == []
 
 
 def test_work_is_there_until_its_end_was_told() -> None:
@@ -73,5 +87,5 @@ def test_work_is_there_until_its_end_was_told() -> None:
     bench.add("a", prompt=1, queue_timeout=0.0)
     bench.scheduler.schedule()
     assert len(bench.scheduler) == 1
-    assert len(bench.scheduler.take_expired()) == 1
+    assert len(bench.scheduler.take_ended()) == 1
     assert len(bench.scheduler) == 0
