@@ -50,7 +50,7 @@ def write_tiny_gguf(
     merges: list[str] | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Path:
-    """Write the model; `extra` adds metadata (strings and booleans)."""
+    """Write the model; `extra` adds metadata."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
@@ -70,7 +70,8 @@ def write_tiny_gguf(
     writer.add_eos_token_id(2)
     writer.add_chat_template(TEMPLATE)
     for key, value in (extra or {}).items():
-        writer.add_bool(key, value) if isinstance(value, bool) else writer.add_string(key, value)
+        add = {bool: writer.add_bool, str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+        add[type(value)](key, value)
     for name, weight in tiny_weights().items():
         writer.add_tensor(_gguf_name(name), _permuted(name, weight))
     writer.write_header_to_file()

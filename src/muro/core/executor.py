@@ -6,7 +6,7 @@ Implementations live with their engine (`engines/openvino/executor.py`) or in `m
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -27,7 +27,9 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Width of the logits; token ids lie in 0 ... vocab_size - 1."""
     dtype: str = "float32"
     hidden_size: int = 0
-    """Width of the hidden states that can be asked for; 0: none can, so the model gives no embeddings."""
+    """Width of the hidden states that can be asked for; 0: none can."""
+    pooling: Literal["mean", "last"] | None = None
+    """How the hidden states of a prompt become an embedding; None: the model gives none."""
 
 
 class Executor(Protocol):

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from muro.errors import ConfigError, MissingExtraError
 from muro.models.families import FAMILIES, Family, by_gguf
+from muro.models.pooling import write_pooling
 from muro.models.tokenizer_file import added_tokens, build_tokenizer
 
 FORMAT = 2
@@ -26,6 +27,7 @@ FORMAT = 2
 Metadata = Mapping[str, Any]
 Tensors = Mapping[str, list[float]]
 
+_POOLING: Mapping[int, Literal["mean", "last"]] = {1: "mean", 3: "last"}
 _ROPE_FACTORS = "rope_freqs.weight"
 _READ = (_ROPE_FACTORS,)
 
@@ -45,6 +47,8 @@ def from_gguf(gguf: Path, directory: Path, sampling: Mapping[str, float] | None 
     _write(directory / "config.json", config)
     _write(directory / "generation_config.json", {**_generation_config(metadata), **(sampling or {})})
     _write(directory / "tokenizer_config.json", _tokenizer_config(metadata, config["max_position_embeddings"]))
+    if pooling := _POOLING.get(metadata.get(f"{family.gguf}.pooling_type", 0)):
+        write_pooling(directory, pooling)
     if template := metadata.get("tokenizer.chat_template"):
         directory.joinpath("chat_template.jinja").write_text(template, "utf-8")
 

@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from muro.errors import ConfigError
-from muro.models.config import open_model
+from muro.models.config import RopeScaling, open_model
+from muro.models.pooling import read_pooling
 from muro.models.prepare import from_gguf
 from muro.text.chat import load_chat_template
 from muro.text.tokenizer import load_tokenizer
@@ -96,3 +98,52 @@ def test_a_cut_file(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4000])
     with pytest.raises(ConfigError, match=r"tiny\.gguf"):
         from_gguf(path, tmp_path)
+
+
+def test_how_a_model_for_embeddings_pools(tmp_path: Path) -> None:
+    from_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", extra={"llama.pooling_type": 3}), tmp_path)
+    assert read_pooling(tmp_path) == "last"
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    from_gguf(write_tiny_gguf(plain / "tiny.gguf"), plain)
+    assert read_pooling(plain) is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.5},
+            RopeScaling(rope_type="linear", factor=2.5),
+        ),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0}, None),
+        (
+            {"llama.rope.scale_linear": 2.0, "llama.rope.scaling.type": "linear"},
+            RopeScaling(rope_type="linear", factor=2.0),
+        ),
+    ],
+)
+def test_rotary_scaling(tmp_path: Path, extra: dict[str, Any], expected: RopeScaling | None) -> None:
+    from_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", extra=extra), tmp_path)
+    decoder = open_model(tmp_path).config.decoder
+    assert decoder is not None and decoder.rope_scaling == expected
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"llama.rope.dimension_count": 4}, "differ in size"),
+        ({"llama.rope.scaling.type": "linear"}, "'linear' are not supported"),
+    ],
+)
+def test_shapes_that_cannot_be_run(tmp_path: Path, extra: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        from_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", extra=extra), tmp_path)
+
+
+def test_windows_of_families_that_have_none_in_gguf(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'qwen2' with sliding windows"):
+        from_gguf(
+            write_tiny_gguf(tmp_path / "tiny.gguf", architecture="qwen2", extra={"qwen2.attention.sliding_window": 8}),
+            tmp_path,
+        )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from muro.config import home
-from muro.core.options import SchedulerConfig
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import Report
 from muro.engines.openvino.options import OpenVINOOptions
 from muro.errors import ConfigError, MissingExtraError
 from muro.models.config import open_model
+from muro.models.pooling import read_pooling
 from muro.models.pull import pulled
 
 
@@ -26,9 +26,7 @@ def create_engine(model: str | None, options: OpenVINOOptions, report: Report) -
     """
     if model is None:
         raise ConfigError("the openvino engine needs a model directory; the demo model: muro pull demo")
-    scheduler = SchedulerConfig(
-        max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens
-    )
+    scheduler = options.scheduler()
     root = home()
     directory = open_model(pulled(model, root) or model)
     try:
@@ -40,4 +38,4 @@ def create_engine(model: str | None, options: OpenVINOOptions, report: Report) -
         raise MissingExtraError("running a model on the CPU", "openvino") from None
     compiled = compile_model(directory, options, root, report)
     report("allocating the cache", 95)
-    return StepperEngine(create_executor(compiled, directory.config, options), scheduler)
+    return StepperEngine(create_executor(compiled, directory.config, options, read_pooling(directory.path)), scheduler)

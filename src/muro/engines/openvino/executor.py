@@ -6,7 +6,8 @@ threads run during the forward pass. Called from one thread.
 
 from __future__ import annotations
 
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal
 
 import numpy as np
 import openvino as ov
@@ -26,72 +27,106 @@ class OpenVINOExecutor:
         request: an infer request whose cache inputs are set.
         cache: the arrays behind those inputs; OpenVINO does not keep them alive.
         info: what the model and its cache can hold.
+        apart: whether the forward pass runs in a thread of its own, so that others can work meanwhile.
     """
 
-    def __init__(self, request: ov.InferRequest, cache: list[Any], info: ExecutorInfo) -> None:
+    def __init__(self, request: ov.InferRequest, cache: list[Any], info: ExecutorInfo, *, apart: bool = False) -> None:
         self._request: ov.InferRequest | None = request
         self._cache = cache
         self._info = info
+        self._thread = ThreadPoolExecutor(1, "forward") if apart else None
 
     def info(self) -> ExecutorInfo:
         return self._info
 
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
         """See `Executor.execute`. The arrays are views of the model's outputs, overwritten by the next call."""
-        if self._request is None:
+        request = self._request
+        if request is None:
             raise RuntimeError("the executor was shut down")
         for name, array in step_inputs(plan, self._info).items():
-            self._request.set_tensor(name, ov.Tensor(array))
-        self._request.infer()
-        logits = self._request.get_tensor("logits").data.reshape(-1, self._info.vocab_size)
+            request.set_tensor(name, ov.Tensor(array))
+        return self._forward(request) if self._thread is None else self._thread.submit(self._forward, request)
+
+    def _forward(self, request: ov.InferRequest) -> ModelRunnerOutput:
+        request.infer()
+        logits = request.get_tensor("logits").data.reshape(-1, self._info.vocab_size)
         if not self._info.hidden_size:
             return ModelRunnerOutput(logits)
-        hidden = self._request.get_tensor("hidden").data
-        return ModelRunnerOutput(logits, hidden.reshape(-1, self._info.hidden_size))
+        return ModelRunnerOutput(logits, request.get_tensor("hidden").data.reshape(-1, self._info.hidden_size))
 
     def on_failure(self, callback: FailureCallback) -> None:
         """Nothing to report: the model computes in this process, and `execute` raises if it cannot."""
 
     def shutdown(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()  # a step under way ends first: it writes into the cache
         self._request = None
         self._cache = []
 
 
-def create_executor(compiled: ov.CompiledModel, config: ModelConfig, options: OpenVINOOptions) -> OpenVINOExecutor:
+def create_executor(
+    compiled: ov.CompiledModel,
+    config: ModelConfig,
+    options: OpenVINOOptions,
+    pooling: Literal["mean", "last"] | None = None,
+) -> OpenVINOExecutor:
     """Allocate the key/value cache within its memory budget and put the executor together.
+
+    Args:
+        compiled: the model, see `compile_model`.
+        config: what its directory says of it.
+        options: memory, lengths, threads.
+        pooling: what its directory says of embeddings, for the option "auto".
 
     Raises:
         ConfigError: the cache cannot hold a sequence of `max_model_len` tokens, or the model's logits do not fit its
             vocabulary.
     """
     widths = {name: port.partial_shape[-1] for port in compiled.outputs for name in port.get_names()}
-    width = widths["logits"]
-    if width.is_static and width.get_length() != config.vocab_size:
-        raise ConfigError(f"the graph scores {width.get_length()} tokens, config.json speaks of {config.vocab_size}")
+    if widths["logits"].is_static and widths["logits"].get_length() != config.vocab_size:
+        raise ConfigError(
+            f"the model scores {widths['logits'].get_length()} tokens, but config.json speaks of {config.vocab_size}"
+        )
+    hidden_size = widths["hidden"].get_length() if "hidden" in widths else 0
+    if options.pooling == "none":
+        pooling = None
+    elif options.pooling != "auto":
+        pooling = options.pooling
+    if pooling is not None and not hidden_size:
+        raise ConfigError(
+            f"the graph of this model does not tell its hidden states, so there can be no {pooling} pooling"
+        )
+    request = compiled.create_infer_request()
+    cache, block_size = _allocate(compiled, request, options)
+    info = ExecutorInfo(
+        max_model_len=_max_model_len(config, options, len(cache[0]) * block_size),
+        num_blocks=len(cache[0]),
+        block_size=block_size,
+        vocab_size=config.vocab_size,
+        dtype="float32",
+        hidden_size=hidden_size,
+        pooling=pooling,
+    )
+    return OpenVINOExecutor(request, cache, info, apart=options.async_scheduling)
+
+
+def _allocate(compiled: ov.CompiledModel, request: ov.InferRequest, options: OpenVINOOptions) -> tuple[list[Any], int]:
+    """The key/value cache, given to the request: an array of blocks per layer and kind; and the tokens of a block."""
     caches = {
         port.any_name: port for port in compiled.inputs if port.any_name.startswith(("key_cache.", "value_cache."))
     }
     shapes = {name: [dim.get_length() for dim in list(port.partial_shape)[1:]] for name, port in caches.items()}
     # Shapes are [kv heads, tokens, head size]; with u8, scales lie behind the tokens of keys and the sizes of values.
-    block_size = shapes["value_cache.0"][1]
     block_bytes = sum(port.element_type.size * int(np.prod(shapes[name])) for name, port in caches.items())
     num_blocks = (options.cache_memory_mb << 20) // block_bytes
-    request = compiled.create_infer_request()
     cache = []
     for name, port in caches.items():
         # Fresh zero pages: they take no memory until a block is used, and unused lanes of a block hold no NaN.
         zeros = np.zeros([num_blocks, *shapes[name]], dtype=port.element_type.to_dtype())
         request.set_tensor(name, ov.Tensor(zeros, shared_memory=True))
         cache.append(zeros)
-    info = ExecutorInfo(
-        max_model_len=_max_model_len(config, options, num_blocks * block_size),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        vocab_size=config.vocab_size,
-        dtype="float32",
-        hidden_size=widths["hidden"].get_length() if "hidden" in widths else 0,
-    )
-    return OpenVINOExecutor(request, cache, info)
+    return cache, shapes["value_cache.0"][1]
 
 
 def step_inputs(plan: SchedulerOutput, info: ExecutorInfo) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from muro.core.options import SchedulerConfig, SchedulingPolicy
 from muro.errors import ConfigError
 
 
@@ -28,8 +29,28 @@ class OpenVINOOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 256
     """Tokens per step. A long prompt holds up those who stream for the time of so many tokens at once."""
 
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    """"fcfs": first come, first served. "priority": the smaller priority first, then first come, first served."""
+    enable_prefix_caching: bool = True
+    """Whether what the cache still holds of a request's beginning is used instead of computed again."""
+    async_scheduling: bool = False
+    """Whether a step is scheduled while the one before it runs."""
+    pooling: Literal["auto", "mean", "last", "none"] = "auto"
+    """How a prompt becomes an embedding: the mean of its tokens or the last one; "auto": as the model directory says
+    (sentence-transformers' `1_Pooling/config.json`), and not at all if it says nothing."""
+
     def __post_init__(self) -> None:
         for name in ("cache_memory_mb", "max_model_len", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be positive")
+
+    def scheduler(self) -> SchedulerConfig:
+        """What of this is for the scheduler."""
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            scheduling_policy=self.scheduling_policy,
+            enable_prefix_caching=self.enable_prefix_caching,
+            async_scheduling=self.async_scheduling,
+        )

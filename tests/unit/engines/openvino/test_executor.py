@@ -1,5 +1,7 @@
 """The paged-attention executor against an independent float32 implementation, on small models of each family."""
 
+from concurrent.futures import Future
+
 import msgspec
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from muro.core.plan import SchedulerOutput, SequencePlan
 from muro.engines.openvino.executor import create_executor, step_inputs
 from muro.engines.openvino.options import OpenVINOOptions
+from muro.engines.openvino.weights import open_checkpoint
 from muro.errors import ConfigError, InvalidRequestError
 from tests.support.openvino_models import NAMES, compiled, executor, family, golden, log_softmax, part, step
 
@@ -146,3 +149,45 @@ def test_after_shutdown_nothing_runs() -> None:
     model.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         step(model, part([1], 0, 1, [0]))
+
+
+def test_hidden_states_are_what_the_head_reads() -> None:
+    case = golden("llama-plain")[-1]["ids"]
+    model = executor("llama-plain", "f32", pooling="mean")
+    assert (model.info().hidden_size, model.info().pooling) == (64, "mean")
+    plan = SchedulerOutput(
+        [
+            SequencePlan("a", case[:40], 0, [0, 1], 0, 40),
+            SequencePlan("b", case[:3], 0, [2], 1),
+            SequencePlan("c", case[:5], 0, [3], 2, 2),
+        ],
+        48,
+    )
+    result = model.execute(plan)
+    assert result.hidden is not None and result.hidden.shape == (42, 64) and result.logits.shape == (3, 320)
+    head = open_checkpoint(family("llama-plain")).read("model.embed_tokens.weight")
+    np.testing.assert_allclose(result.hidden[40:] @ head.T, result.logits[1:], atol=1e-3)
+    whole = step(model, SequencePlan("d", case[:40], 0, [0, 1], 40)).copy()
+    np.testing.assert_allclose(result.hidden[:40] @ head.T, whole, atol=1e-3)
+
+
+def test_pooling_is_offered_where_it_is_wanted() -> None:
+    config, model = family("llama-plain").config, compiled("llama-plain", "f32", "f16")
+
+    def offered(option: str, says: str | None) -> str | None:
+        return create_executor(model, config, OpenVINOOptions(cache_memory_mb=1, pooling=option), says).info().pooling
+
+    assert [offered("auto", None), offered("auto", "last"), offered("none", "last")] == [None, "last", None]
+    assert [offered("mean", None), offered("last", "mean")] == ["mean", "last"]
+
+
+def test_apart_it_returns_at_once_what_comes_later() -> None:
+    ids = golden("llama-plain")[-1]["ids"]
+    expected = step(executor(), part(ids, 0, 70, TABLE)).copy()
+    model = executor(async_scheduling=True)
+    future = model.execute(SchedulerOutput([part(ids, 0, 70, TABLE)], 70))
+    assert isinstance(future, Future)
+    np.testing.assert_allclose(future.result(timeout=30).logits, expected, atol=1e-5)
+    running = model.execute(SchedulerOutput([part(ids, 0, 70, TABLE)], 70))
+    model.shutdown()
+    assert running.done()
