@@ -83,7 +83,9 @@ def checked_pooling(params: PoolingParams, kind: PoolingType | None, hidden_size
         InvalidRequestError: a value is wrong.
     """
     if kind is None:
-        raise UnsupportedOptionError("this model gives no embeddings (see the option pooling)", param="pooling_params")
+        raise UnsupportedOptionError(
+            "pooling_params: this model gives no embeddings (see the option pooling)", param="pooling_params"
+        )
     if params.task not in (None, TASK):
         raise UnsupportedOptionError(
             f"the pooling task {params.task!r} is not supported by this engine; {TASK!r} is", param="task"

@@ -15,12 +15,13 @@ from typing import Any
 
 import msgspec
 
+from muro.core.pooling import PoolingType, checked_pooling
 from muro.core.request import Request
-from muro.core.sampling import PromptLogprobs
+from muro.core.sampling import PromptLogprobs, Sampling
 from muro.core.sampling.options import checked_logprobs, demand, sampling
 from muro.core.sampling.settings import ThinkingMarkers
 from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
-from muro.wire.request import QUEUE_TIMEOUT, RESUMED_TOKENS, EngineCoreRequest, SamplingParams
+from muro.wire.request import QUEUE_TIMEOUT, RESUMED_TOKENS, EngineCoreRequest, PoolingParams, SamplingParams
 
 HONOURED = frozenset(
     {
@@ -52,7 +53,7 @@ REFUSED: dict[str, Any] = {
 }
 """Options that are not offered, each with the value that asks for nothing; None and empty containers never do."""
 
-_REFUSED_FIELDS = ("pooling_params", "lora_request", "mm_features", "prompt_embeds", "resumable", "abort_immediately")
+_REFUSED_FIELDS = ("lora_request", "mm_features", "prompt_embeds", "resumable", "abort_immediately")
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     by_priority: bool = False
     """Whether requests may have a priority."""
     thinking: ThinkingMarkers | None = None
+    max_pooled_len: int = 0
+    """The most tokens of a prompt that is pooled: nothing follows it."""
+    pooling: PoolingType | None = None
+    hidden_size: int = 0
 
 
 def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
@@ -81,6 +86,8 @@ def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
         raise UnsupportedOptionError(
             "priority is not supported: requests run first come, first served (see scheduling_policy)", param="priority"
         )
+    if request.pooling_params is not None:
+        return _pooled(request, request.pooling_params, bounds)
     params = request.sampling_params
     if params is None:
         raise InvalidRequestError("sampling_params are missing", param="sampling_params")
@@ -112,14 +119,40 @@ def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
     )
 
 
+def _pooled(request: EngineCoreRequest, params: PoolingParams, bounds: Bounds) -> Request:
+    """A request for a vector; raises what `preprocess` raises."""
+    pooling = checked_pooling(params, bounds.pooling, bounds.hidden_size)
+    prompt = request.prompt_token_ids or []
+    if len(prompt) > bounds.max_pooled_len:
+        raise PromptTooLongError(
+            f"the prompt has {len(prompt)} tokens; it may have {bounds.max_pooled_len}", param="prompt_token_ids"
+        )
+    _check_ids(prompt, bounds)
+    return Request(
+        request.request_id,
+        prompt,
+        Sampling(temperature=0.0),
+        max_length=len(prompt) + 1,  # as if a token followed, which never does
+        pooling=pooling,
+        skip_reading_prefix_cache=pooling.needs_all or bool(params.skip_reading_prefix_cache),
+        trace_headers=request.trace_headers,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
 def _check_prompt(prompt: list[int], bounds: Bounds) -> None:
-    if not prompt:
-        raise InvalidRequestError("the prompt is empty", param="prompt_token_ids")
     if len(prompt) >= bounds.max_model_len:
         raise PromptTooLongError(
             f"the prompt has {len(prompt)} tokens; prompt and output together may have {bounds.max_model_len}",
             param="prompt_token_ids",
         )
+    _check_ids(prompt, bounds)
+
+
+def _check_ids(prompt: list[int], bounds: Bounds) -> None:
+    if not prompt:
+        raise InvalidRequestError("the prompt is empty", param="prompt_token_ids")
     if min(prompt) < 0 or max(prompt) >= bounds.vocab_size:
         raise InvalidRequestError(
             f"prompt_token_ids must lie in 0 ... {bounds.vocab_size - 1}; found {min(prompt)} ... {max(prompt)}",

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Mapping
 from typing import Protocol
 
+from muro.core.pooling import Pooling
 from muro.core.sampling import Draw, PromptLogprobs, SamplerState, Sampling
 from muro.core.sampling.settings import History
 from muro.errors import InternalError
@@ -87,7 +88,8 @@ class Request:
     All limits are kept as lengths of `token_ids`, so that a step compares integers and computes nothing.
 
     `sampler_state` is made when it is first needed, from the tokens alone. `prompt_logprobs` collects what the first
-    output is to carry; `skip_reading_prefix_cache` says that all tokens must be computed, as for those.
+    output is to carry, `pooling` what is to become a vector where no output is wanted. `skip_reading_prefix_cache`
+    says that all tokens must be computed, as for those.
     """
 
     __slots__ = (
@@ -110,6 +112,7 @@ class Request:
         "num_prompt_tokens",
         "num_scheduled_tokens",
         "output_start",
+        "pooling",
         "priority",
         "prompt_logprobs",
         "queue_timeout",
@@ -137,6 +140,7 @@ class Request:
         eos_token_id: int | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
         prompt_logprobs: PromptLogprobs | None = None,
+        pooling: Pooling | None = None,
         skip_reading_prefix_cache: bool = False,
         trace_headers: dict[str, str] | None = None,
         queue_timeout: float | None = None,
@@ -155,6 +159,7 @@ class Request:
         self.eos_token_id = eos_token_id
         self.stop_token_ids = stop_token_ids
         self.prompt_logprobs = prompt_logprobs
+        self.pooling = pooling
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
         self.sampler_state: SamplerState | None = None
         self.trace_headers = trace_headers
@@ -212,6 +217,8 @@ class Request:
 
         To sample: for the last known token. For log-probabilities of the prompt: for every token of it, each once.
         """
+        if self.pooling is not None:
+            return 0
         prompt = self.prompt_logprobs
         if prompt is None or not self.wants_prompt_rows:
             return 1 if end == len(self.token_ids) else 0

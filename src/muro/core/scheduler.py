@@ -23,16 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from muro.core.blocks import BlockPool
 from muro.core.options import SchedulerConfig
 from muro.core.patience import Patience
 from muro.core.plan import SchedulerOutput, SequencePlan
+from muro.core.pooling import Pooling
 from muro.core.prefix import PrefixHasher, count_lookup
 from muro.core.queues import RequestQueues
 from muro.core.request import Request, RequestStatus
 from muro.core.sampling import NO_TOKEN, Draw, Sampled
+from muro.core.step import ScheduledStep, is_last_chunk
 from muro.errors import DeadlineError, RequestError, RequestFailedError
 from muro.wire.failure import error_to_wire
 from muro.wire.output import EngineCoreOutput, EventType, FinishReason, Logprobs
@@ -44,19 +44,6 @@ MAX_PROMPT_ROWS = 256
 UNKNOWN_TOKEN = -1
 
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
-
-
-class ScheduledStep(msgspec.Struct):
-    """A plan, and the requests that stand behind its sequences, which may leave before its result comes.
-
-    The first `num_decodes` compute one token each and want one row of logits; chunks of prompts follow.
-    """
-
-    plan: SchedulerOutput
-    requests: list[Request]
-    num_decodes: int = 0
-    num_prompt_rows: int = 0
-    """Rows of logits wanted for log-probabilities of prompts; never above `MAX_PROMPT_ROWS`."""
 
 
 class Scheduler:
@@ -164,10 +151,10 @@ class Scheduler:
             request.draw() if request.status is _RUNNING or request.status is _PREEMPTED else None
             for request in step.requests[:decodes]
         ]
-        for sequence, request in zip(step.plan.sequences[decodes:], step.requests[decodes:], strict=True):
+        for sequence, request in step.chunks():
             if sequence.num_logits:
                 draws += [None] * sequence.num_logits
-                if _samples(sequence, request) and not request.is_finished:
+                if is_last_chunk(sequence, request) and not request.is_finished:
                     draws[-1] = request.draw()
         return draws
 
@@ -185,13 +172,17 @@ class Scheduler:
                 continue
             outputs.append(self._book(request, token_id, logprobs))
         row = decodes
-        for sequence, request in zip(step.plan.sequences[decodes:], step.requests[decodes:], strict=True):
+        for sequence, request in step.chunks():
             row += sequence.num_logits
-            samples = _samples(sequence, request)
+            is_last = is_last_chunk(sequence, request)
             if request.status is _RUNNING:
                 request.num_computed_tokens += len(sequence.token_ids)
                 self._keep(request)
-            if samples and not request.is_finished:
+            if not is_last or request.is_finished:
+                continue
+            if request.pooling is not None:
+                outputs.append(self._give_vector(request, request.pooling))
+            else:
                 outputs.append(self._book(request, sampled.token_ids[row - 1], sampled.logprobs[row - 1]))
         return outputs
 
@@ -239,10 +230,7 @@ class Scheduler:
                 self._refuse(request, error)
 
     def _refuse(self, request: Request, error: RequestError) -> None:
-        output = self._output(request, [], None)
-        output.finish_reason, output.error = FinishReason.ERROR, error_to_wire(error)
-        self._finish(request, FinishReason.ERROR)
-        self._ended.append(output)
+        self._ended.append(self._fail(request, error))
 
     def _plan_decodes(self, step: ScheduledStep) -> list[Request]:
         """Plan one token for everybody who decodes; gives those with more known tokens to compute than that."""
@@ -281,7 +269,11 @@ class Scheduler:
         num_logits = request.logits_wanted(start, end)
         if request.wants_prompt_rows:
             step.num_prompt_rows += num_logits
-        step.plan.sequences.append(SequencePlan(request.request_id, tokens, start, request.block_table, num_logits))
+        sequence = SequencePlan(request.request_id, tokens, start, request.block_table, num_logits)
+        if request.pooling is not None:
+            sequence.num_hidden = request.pooling.hidden_wanted(start, end, len(request.token_ids))
+            step.num_hidden_rows += sequence.num_hidden
+        step.plan.sequences.append(sequence)
         step.requests.append(request)
         return len(tokens)
 
@@ -361,11 +353,7 @@ class Scheduler:
     def _book(self, request: Request, token_id: int, logprobs: Logprobs | None) -> EngineCoreOutput:
         """Give a request its next token."""
         if token_id == NO_TOKEN:
-            output = self._output(request, [], None)
-            output.error = error_to_wire(RequestFailedError("the model gave no usable score for the next token"))
-            output.finish_reason = FinishReason.ERROR
-            self._finish(request, FinishReason.ERROR)
-            return output
+            return self._fail(request, RequestFailedError("the model gave no usable score for the next token"))
         output = EngineCoreOutput(request.request_id, [token_id], logprobs)
         if request.has_news:
             self._tell(request, output)
@@ -374,10 +362,20 @@ class Scheduler:
             self._finish(request, ended[0])
         return output
 
-    def _output(self, request: Request, token_ids: list[int], logprobs: Logprobs | None) -> EngineCoreOutput:
-        output = EngineCoreOutput(request.request_id, token_ids, logprobs)
-        if request.has_news:
-            self._tell(request, output)
+    def _give_vector(self, request: Request, pooling: Pooling) -> EngineCoreOutput:
+        """Give a request what it was pooled into, its only output."""
+        vector = pooling.vector()
+        if vector is None:
+            return self._fail(request, RequestFailedError("the model gave no usable hidden states"))
+        output = EngineCoreOutput(request.request_id, [], pooling_output=vector, finish_reason=FinishReason.STOP)
+        self._tell(request, output)
+        self._finish(request, FinishReason.STOP)
+        return output
+
+    def _fail(self, request: Request, error: RequestError) -> EngineCoreOutput:
+        output = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error=error_to_wire(error))
+        self._tell(request, output)
+        self._finish(request, FinishReason.ERROR)
         return output
 
     def _tell(self, request: Request, output: EngineCoreOutput) -> None:
@@ -395,8 +393,3 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self._let_go(request)
         self._queues.finish(request, reason)
-
-
-def _samples(sequence: SequencePlan, request: Request) -> bool:
-    """Whether a chunk is the last one, after which a token comes."""
-    return sequence.num_computed_tokens + len(sequence.token_ids) == len(request.token_ids)

@@ -21,10 +21,12 @@ from muro.core.blocks import BlockPool
 from muro.core.executor import Executor
 from muro.core.options import SchedulerConfig
 from muro.core.plan import ModelRunnerOutput
+from muro.core.pooling import TASK
 from muro.core.preprocess import Bounds, preprocess
 from muro.core.request import Request
 from muro.core.sampling import Sampler
-from muro.core.scheduler import ScheduledStep, Scheduler
+from muro.core.scheduler import Scheduler
+from muro.core.step import ScheduledStep
 from muro.engine.interface import Engine, EngineInfo, FailureCallback, StepResult, TakeAborts, operation
 from muro.errors import InternalError
 from muro.wire.request import EngineCoreRequest
@@ -71,6 +73,9 @@ class StepperEngine(Engine):
             vocab_size=model.vocab_size,
             max_logprobs=self._config.max_logprobs,
             by_priority=self._config.scheduling_policy == "priority",
+            max_pooled_len=min(max_model_len, model.num_blocks * model.block_size),
+            pooling=model.pooling,
+            hidden_size=model.hidden_size,
         )
         self._scheduler = Scheduler(self._config, blocks, clock)
         self._sampler = Sampler(model.vocab_size)
@@ -87,6 +92,7 @@ class StepperEngine(Engine):
             max_num_seqs=self._config.max_num_seqs,
             max_num_batched_tokens=self._config.max_num_batched_tokens,
             dtype=self._model.dtype,
+            supported_tasks=("generate",) if self._model.pooling is None else ("generate", TASK),
             understands_resumed_tokens=True,
         )
 
@@ -120,6 +126,8 @@ class StepperEngine(Engine):
         self._check(result, len(draws))
         if flight.step.num_prompt_rows:
             self._read_prompts(flight.step, result.logits)
+        if flight.step.num_hidden_rows:
+            self._pool(flight.step, result.hidden)
         outputs = scheduler.update(flight.step, self._sampler.sample(result.logits, draws))
         if self._restart_due:
             self._restart_due = False
@@ -175,7 +183,7 @@ class StepperEngine(Engine):
     def _read_prompts(self, step: ScheduledStep, logits: NDArray[np.float32]) -> None:
         """Take the log-probabilities of prompts, of each position once: a preempted one is computed again."""
         row = step.num_decodes
-        for sequence, request in zip(step.plan.sequences[row:], step.requests[row:], strict=True):
+        for sequence, request in step.chunks():
             begin, row = row, row + sequence.num_logits
             prompt = request.prompt_logprobs
             if prompt is None or not request.wants_prompt_rows or not sequence.num_logits:
@@ -184,6 +192,18 @@ class StepperEngine(Engine):
             known = len(prompt) - (end - sequence.num_logits)
             following = request.token_ids[len(prompt) + 1 : min(end + 1, request.num_prompt_tokens)]
             self._sampler.read_prompt(prompt, logits[begin + known : begin + known + len(following)], following)
+
+    def _pool(self, step: ScheduledStep, hidden: NDArray[np.float32] | None) -> None:
+        """Hand the hidden states to the requests that they were computed for."""
+        width, planned = self._model.hidden_size, sum(sequence.num_hidden for sequence in step.plan.sequences)
+        if hidden is None or hidden.shape != (planned, width) or hidden.dtype != np.float32:
+            found = "no hidden states" if hidden is None else f"{hidden.dtype} hidden states of shape {hidden.shape}"
+            raise InternalError(f"the executor gave {found}; float32 of {(planned, width)} were planned")
+        row = 0
+        for sequence, request in step.chunks():
+            rows, row = hidden[row : row + sequence.num_hidden], row + sequence.num_hidden
+            if len(rows) and request.pooling is not None and not request.is_finished:
+                request.pooling.add(sequence.num_computed_tokens + len(sequence.token_ids), rows)
 
     def _check(self, result: ModelRunnerOutput, num_rows: int) -> None:
         logits, expected = result.logits, (num_rows, self._model.vocab_size)
