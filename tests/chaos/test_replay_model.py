@@ -21,7 +21,7 @@ import pytest
 
 from muro import AsyncMPClient, connect_async
 from muro.config import ConnectConfig, EngineConfig, RestartPolicy, home
-from muro.core.sampling import Noise, gumbel
+from muro.core.sampling.noise import Noise, gumbel, noise_key
 from muro.llm import pipeline
 from muro.llm.aio_replay import AsyncRequests
 from muro.llm.replay import DeathPolicy
@@ -75,7 +75,8 @@ def margin(output: EngineCoreOutput, params: SamplingParams, position: int, nois
     scores = np.frombuffer(logprobs.values.data, "<f4")[1:].astype(np.float64)
     if params.temperature > 0:
         assert params.seed is not None
-        scores = scores / params.temperature + gumbel(noise.hashes(params.seed, position, ids))
+        keys = np.full(len(ids), noise_key(params.seed, position), np.uint64)
+        scores = scores / params.temperature + gumbel(noise.hashes(keys, ids))
     best, second = np.sort(scores)[::-1][:2]
     return float(best - second)
 

@@ -19,7 +19,6 @@ from muro.wire.request import (
     MultiModalFeature,
     PlaceholderRange,
     PoolingParams,
-    RepetitionDetection,
     SamplingParams,
     StructuredOutputsParams,
 )
@@ -40,18 +39,8 @@ def test_every_option_of_the_wire_is_in_exactly_one_class() -> None:
 
 ASKING = {
     "n": 2,
-    "presence_penalty": 0.5,
-    "frequency_penalty": -0.5,
-    "repetition_penalty": 0.0,
-    "prompt_logprobs": 0,
-    "logprob_token_ids": [1],
     "structured_outputs": StructuredOutputsParams(regex="a"),
-    "logit_bias": {1: 2.0},
     "routed_experts_prompt_start": 1,
-    "bad_words": ["x"],
-    "bad_words_token_ids": [[1]],
-    "thinking_token_budget": 0,
-    "repetition_detection": RepetitionDetection(4, 1, 2),
     "trace_decode_token_ids": [1],
     "prompt_logprob_token_ids": Tensor("int64", [1], bytes(8)),
     "prompt_logprob_start": 3,
@@ -104,25 +93,15 @@ def test_a_request_field_that_is_not_offered_is_refused_by_name(name: str, value
     ("name", "value"),
     [
         ("temperature", -0.1),
-        ("temperature", math.nan),
-        ("temperature", math.inf),
-        ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("top_p", math.nan),
-        ("top_k", -2),
-        ("min_p", -0.1),
-        ("min_p", 1.1),
-        ("min_p", math.nan),
-        ("logprobs", -2),
-        ("logprobs", -1),
         ("logprobs", 6),
+        ("prompt_logprobs", -2),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 6),
+        ("thinking_token_budget", 3),
         ("max_tokens", 0),
         ("max_tokens", -(2**63)),
         ("min_tokens", -1),
         ("min_tokens", 17),
-        ("allowed_token_ids", []),
-        ("allowed_token_ids", [100]),
-        ("allowed_token_ids", [-1]),
         ("extra_args", {RESUMED_TOKENS: 3}),
         ("extra_args", {RESUMED_TOKENS: -1}),
         ("extra_args", {RESUMED_TOKENS: "1"}),
@@ -139,12 +118,6 @@ def test_a_wrong_value_names_its_field(name: str, value: object) -> None:
 def test_min_tokens_is_checked_without_max_tokens_too() -> None:
     with pytest.raises(InvalidRequestError, match="min_tokens"):
         prepare(max_tokens=None, min_tokens=-1)
-
-
-def test_allowed_ids_that_min_tokens_would_all_ban_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="allowed_token_ids"):
-        prepare(allowed_token_ids=[5, 6], min_tokens=1, all_stop_token_ids=[5], stop_token_ids=[6])
-    prepare(allowed_token_ids=[5, 6, 7], min_tokens=1, all_stop_token_ids=[5], stop_token_ids=[6])
 
 
 @pytest.mark.parametrize("prompt", [[], [100], [-1], [0, 2**31 - 1]])
@@ -166,9 +139,8 @@ def test_sampling_params_are_needed() -> None:
 
 
 def test_limits_become_lengths() -> None:
-    one = prepare(max_tokens=5, min_tokens=2, eos_token_id=9, stop_token_ids=[8], all_stop_token_ids=[7, 200])
+    one = prepare(max_tokens=5, min_tokens=2, eos_token_id=9, stop_token_ids=[8])
     assert (one.max_length, one.min_length, one.eos_token_id, one.stop_token_ids) == (8, 5, 9, {8})
-    assert one.banned is not None and one.banned.tolist() == [7, 8, 9]
     assert prepare(max_tokens=2**63 - 1).max_length == 32
     assert prepare(ignore_eos=True, eos_token_id=9).eos_token_id is None
 
@@ -189,15 +161,20 @@ def test_how_long_it_may_wait() -> None:
             prepare(extra_args={QUEUE_TIMEOUT: wrong})
 
 
-def test_a_seed_is_kept_and_a_missing_one_is_drawn() -> None:
-    assert prepare(seed=-(2**63)).sampling.seed == -(2**63)
-    assert prepare().sampling.seed != prepare().sampling.seed
+def test_sampling_options_are_read() -> None:
+    one = prepare(seed=7, logprobs=2, presence_penalty=0.5)
+    assert (one.sampling.seed, one.sampling.logprobs) == (7, 2)
+    assert one.sampling.history is not None and one.sampling.history.presence_penalty == 0.5
 
 
-def test_logprobs_without_bound() -> None:
+def test_log_probabilities_of_the_prompt_need_all_of_it_computed() -> None:
+    assert (prepare().prompt_logprobs, prepare().skip_reading_prefix_cache) == (None, False)
+    assert prepare(skip_reading_prefix_cache=True).skip_reading_prefix_cache
+    one = prepare(prompt_logprobs=0, skip_reading_prefix_cache=False)
+    assert one.prompt_logprobs is not None and one.skip_reading_prefix_cache
     bounds = msgspec.structs.replace(BOUNDS, max_logprobs=-1)
-    request = EngineCoreRequest("r", [1], sampling_params=SamplingParams(logprobs=-1))
-    assert preprocess(request, bounds).sampling.logprobs == -1
+    request = EngineCoreRequest("r", [1], sampling_params=SamplingParams(prompt_logprobs=-1, logprobs=-1))
+    assert preprocess(request, bounds).prompt_logprobs is not None
 
 
 def test_the_prompt_is_copied() -> None:

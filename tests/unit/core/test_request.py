@@ -1,9 +1,12 @@
 """request.py: the table of states, and the rule by which a request ends (protocol section 8)."""
 
+import numpy as np
 import pytest
 
 from muro.core.request import FINISHED, TRANSITIONS, Ended, Request, RequestStatus
-from muro.core.sampling import Sampling
+from muro.core.sampling import PromptLogprobs, Sampling
+from muro.core.sampling.logprobs import Columns
+from muro.core.sampling.settings import History, Repetition
 from muro.errors import InternalError
 from muro.wire.output import FinishReason
 
@@ -46,11 +49,53 @@ def test_resumed_tokens_count_as_output() -> None:
     assert (one.num_output_tokens, one.draw().position, one.num_pending_tokens) == (3, 3, 4)
 
 
-def test_stop_tokens_are_banned_up_to_min_tokens() -> None:
-    one = request(min_tokens=1, banned=[EOS])
-    assert one.draw().banned == [EOS]
+def with_history(history: History, prompt: list[int], **options: object) -> Request:
+    return Request("r", prompt, Sampling(history=history), **({"max_length": 20} | options))  # type: ignore[arg-type]
+
+
+def test_a_draw_knows_the_tokens_so_far() -> None:
+    one = with_history(History(min_tokens=1, stop_ids=np.array([EOS])), [1, 2], min_tokens=1)
+    assert [ids.tolist() for ids in one.draw().banned] == [[EOS]]
     one.append(OTHER)
-    assert one.draw().banned is None
+    assert list(one.draw().banned) == []
+    assert request().draw().occurrences is None and request().sampler_state is None
+
+
+@pytest.mark.parametrize(("resumed", "taken"), [(0, [4, 5, 4, 5, 4, 5]), (2, [4, 5, 4, 5])])
+def test_a_repetition_ends_the_output(resumed: int, taken: list[int]) -> None:
+    history = History(repetition=Repetition(1, 3, 3))
+    one = with_history(history, [4, 5, 4, 5], num_resumed_tokens=resumed)
+    assert [one.append(token) for token in taken] == [None] * (len(taken) - 1) + [
+        (FinishReason.REPETITION, "repetition_detected")
+    ]
+
+
+def test_a_repetition_counts_once_min_tokens_are_there_and_after_the_other_reasons() -> None:
+    history = History(repetition=Repetition(1, 1, 2))
+    one = with_history(history, [1], min_tokens=4)
+    ends = [one.append(token) for token in (3, 3, 3, 3)]
+    assert ends == [None, None, None, (FinishReason.REPETITION, "repetition_detected")]
+    one = with_history(history, [1], max_length=3)
+    assert [one.append(token) for token in (3, 3)] == [None, (FinishReason.LENGTH, None)]
+    one = with_history(history, [1], stop_token_ids=frozenset({3}), min_tokens=2)
+    assert [one.append(token) for token in (3, 3)] == [None, (FinishReason.STOP, 3)]
+
+
+def test_rows_of_logits_to_sample_and_for_a_prompt() -> None:
+    plain = request()
+    assert [plain.logits_wanted(0, 2), plain.logits_wanted(2, 3), plain.logits_wanted(0, 3)] == [0, 1, 1]
+    prompt = PromptLogprobs(0, 10)
+    one = request(prompt_logprobs=prompt)
+    assert [one.logits_wanted(0, 2), one.logits_wanted(2, 3), one.logits_wanted(0, 3)] == [2, 1, 3]
+    columns, row = Columns(10), np.zeros(10, np.float32)
+    prompt.add(columns, row, 2)
+    assert one.wants_prompt_rows
+    assert [one.logits_wanted(0, 1), one.logits_wanted(0, 2), one.logits_wanted(0, 3)] == [0, 1, 2], (
+        "after a preemption"
+    )
+    prompt.add(columns, row, 3)
+    assert not one.wants_prompt_rows
+    assert [one.logits_wanted(0, 2), one.logits_wanted(0, 3)] == [0, 1]
 
 
 def test_every_state_has_a_row_and_finished_ones_are_final() -> None:
