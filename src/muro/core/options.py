@@ -9,10 +9,12 @@ import msgspec
 from muro.errors import ConfigError
 
 SchedulingPolicy = Literal["fcfs", "priority"]
+TokenIds = str | tuple[int, ...]
+"""As numbers, or as they are given on a command line: "12" or "12,13"."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Order and bounds of what runs."""
+    """Order and bounds of what runs, and what must be known of the model's tokens."""
 
     max_num_seqs: int = 256
     """Sequences that run at once."""
@@ -26,6 +28,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what the cache still holds of a request's beginning is used instead of computed again."""
     async_scheduling: bool = False
     """Whether a step is scheduled while the one before it runs, if the executor can do that (returns futures)."""
+    thinking_start_token_ids: TokenIds = ()
+    """The tokens with which the model begins to think; with these, requests may have a `thinking_token_budget`."""
+    thinking_end_token_ids: TokenIds = ()
+    """The tokens with which it ends."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -37,3 +43,18 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.max_logprobs < -1:
             raise ConfigError(f"max_logprobs is {self.max_logprobs}; it must be -1 (no bound) or more")
+        if bool(self.thinking_start_token_ids) != bool(self.thinking_end_token_ids):
+            raise ConfigError("thinking_start_token_ids and thinking_end_token_ids go together: set both, or none")
+        self.thinking_markers()
+
+    def thinking_markers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """`thinking_start_token_ids` and `thinking_end_token_ids` as numbers. Raises ConfigError."""
+        start = _numbers("thinking_start_token_ids", self.thinking_start_token_ids)
+        return start, _numbers("thinking_end_token_ids", self.thinking_end_token_ids)
+
+
+def _numbers(name: str, ids: TokenIds) -> tuple[int, ...]:
+    try:
+        return tuple(int(text) for text in ids.split(",") if text.strip()) if isinstance(ids, str) else ids
+    except ValueError:
+        raise ConfigError(f"{name} is {ids!r}; it must be token ids such as 12 or 12,13") from None

@@ -25,10 +25,11 @@ from muro.core.pooling import TASK
 from muro.core.preprocess import Bounds, preprocess
 from muro.core.request import Request
 from muro.core.sampling import Sampler
+from muro.core.sampling.settings import ThinkingMarkers
 from muro.core.scheduler import Scheduler
 from muro.core.step import ScheduledStep
 from muro.engine.interface import Engine, EngineInfo, FailureCallback, StepResult, TakeAborts, operation
-from muro.errors import InternalError
+from muro.errors import ConfigError, InternalError
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import SchedulerStats
 
@@ -54,6 +55,7 @@ class StepperEngine(Engine):
         executor: a loaded model.
         config: order and bounds of what runs.
         clock: monotonic seconds, for the events of requests.
+        sampler: chooses the tokens; None: one for the model.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class StepperEngine(Engine):
         executor: Executor,
         config: SchedulerConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sampler: Sampler | None = None,
     ) -> None:
         self._executor = executor
         self._config = config or SchedulerConfig()
@@ -73,12 +76,13 @@ class StepperEngine(Engine):
             vocab_size=model.vocab_size,
             max_logprobs=self._config.max_logprobs,
             by_priority=self._config.scheduling_policy == "priority",
+            thinking=_thinking(self._config, model.vocab_size),
             max_pooled_len=min(max_model_len, model.num_blocks * model.block_size),
             pooling=model.pooling,
             hidden_size=model.hidden_size,
         )
         self._scheduler = Scheduler(self._config, blocks, clock)
-        self._sampler = Sampler(model.vocab_size)
+        self._sampler = sampler or Sampler(model.vocab_size)
         self._flight: _Flight | None = None
         self._restart_due = False
 
@@ -211,3 +215,12 @@ class StepperEngine(Engine):
             raise InternalError(
                 f"the executor gave {logits.dtype} logits of shape {logits.shape}; float32 of {expected} were planned"
             )
+
+
+def _thinking(config: SchedulerConfig, vocab_size: int) -> ThinkingMarkers | None:
+    start, end = config.thinking_markers()
+    if not start:
+        return None
+    if min(start + end) < 0 or max(start + end) >= vocab_size:
+        raise ConfigError(f"tokens that begin and end thinking must lie in 0 ... {vocab_size - 1}")
+    return ThinkingMarkers(start, end)

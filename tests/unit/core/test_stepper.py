@@ -19,7 +19,7 @@ from muro.engine.interface import EngineCore
 from muro.errors import InternalError, PromptTooLongError, RequestFailedError
 from muro.testing.hashing import HashingExecutor
 from muro.wire.output import EngineCoreOutput, FinishReason
-from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, SamplingParams
+from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, RepetitionDetection, SamplingParams
 
 VOCAB = 24
 MAX_LEN = 30
@@ -77,6 +77,15 @@ samplings = st.builds(
     stop_token_ids=st.lists(tokens, max_size=2),
     eos_token_id=st.none() | tokens,
     logprobs=st.sampled_from([None, None, 0, 3]),
+    prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
+    logprob_token_ids=st.none() | st.lists(tokens, max_size=3),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.0, -0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.4]),
+    logit_bias=st.none() | st.dictionaries(tokens, st.floats(-3, 3), max_size=3),
+    allowed_token_ids=st.none() | st.none() | st.lists(tokens, min_size=8, unique=True),
+    bad_words_token_ids=st.none() | st.lists(st.lists(tokens, min_size=1, max_size=2), max_size=6),
+    repetition_detection=st.none() | st.builds(RepetitionDetection, st.integers(1, 3), st.just(0), st.just(2)),
 )
 cases = st.builds(
     Case,
@@ -108,12 +117,14 @@ def test_a_tiny_cache_preempts_and_loses_nothing() -> None:
 def test_a_request_continues_elsewhere_as_if_nothing_had_happened(
     sampling: SamplingParams, prompt: list[int], cut: int
 ) -> None:
-    whole = [o.new_token_ids[0] for o in drive(engine_for(8, 4, 1, 50), [Case(prompt, sampling)])["0"]]
-    cut = min(cut, len(whole) - 1)
+    outputs = drive(engine_for(8, 4, 1, 50), [Case(prompt, sampling)])["0"]
+    whole = [token for output in outputs for token in output.new_token_ids]
+    cut = max(0, min(cut, len(whole) - 1))
     resumed = msgspec.structs.replace(sampling, extra_args={RESUMED_TOKENS: cut})
     rest = drive(engine_for(9, 4, 2, 3), [Case(prompt + whole[:cut], resumed)])["0"]
-    assert [o.new_token_ids[0] for o in rest] == whole[cut:]
-    assert rest[-1].finish_reason is not None
+    assert [token for output in rest for token in output.new_token_ids] == whole[cut:]
+    assert (rest[-1].finish_reason, rest[-1].stop_reason) == (outputs[-1].finish_reason, outputs[-1].stop_reason)
+    assert [o.new_logprobs for o in rest] == [o.new_logprobs for o in outputs[cut:]]
 
 
 def test_the_cache_bounds_what_one_sequence_may_have() -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from muro.core.options import SchedulerConfig, SchedulingPolicy
+from muro.core.options import SchedulerConfig, SchedulingPolicy, TokenIds
 from muro.errors import ConfigError
 
 
@@ -35,6 +35,12 @@ class OpenVINOOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what the cache still holds of a request's beginning is used instead of computed again."""
     async_scheduling: bool = False
     """Whether a step is scheduled while the one before it runs."""
+    max_logprobs: int = 20
+    """The most log-probabilities per token that a request may ask for; -1: no bound."""
+    thinking_start_token_ids: TokenIds = ()
+    """The tokens with which the model begins to think; with these, requests may have a `thinking_token_budget`."""
+    thinking_end_token_ids: TokenIds = ()
+    """The tokens with which it ends."""
     pooling: Literal["auto", "mean", "last", "none"] = "auto"
     """How a prompt becomes an embedding: the mean of its tokens or the last one; "auto": as the model directory says
     (sentence-transformers' `1_Pooling/config.json`), and not at all if it says nothing."""
@@ -53,4 +59,7 @@ class OpenVINOOptions(msgspec.Struct, frozen=True, kw_only=True):
             scheduling_policy=self.scheduling_policy,
             enable_prefix_caching=self.enable_prefix_caching,
             async_scheduling=self.async_scheduling,
+            max_logprobs=self.max_logprobs,
+            thinking_start_token_ids=self.thinking_start_token_ids,
+            thinking_end_token_ids=self.thinking_end_token_ids,
         )

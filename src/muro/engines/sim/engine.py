@@ -70,7 +70,11 @@ def create_engine(model: str | None, options: SimOptions, report: Report) -> Sim
             commit(fault)
         time.sleep(options.load_s / LOADING_STEPS)
     scheduler = SchedulerConfig(
-        max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_logprobs=options.max_logprobs,
+        thinking_start_token_ids=options.thinking_start_token_ids,
+        thinking_end_token_ids=options.thinking_end_token_ids,
     )
     stepper = StepperEngine(SimExecutor(options, vocab_size), scheduler)
     engine = SimEngine(stepper, schedule, greedy=options.tokens == "fixed")

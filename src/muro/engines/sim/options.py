@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from muro.core.options import TokenIds
 from muro.errors import ConfigError
 
 BYTES = 258
@@ -44,6 +45,12 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that run at once."""
     max_num_batched_tokens: int = 2048
     """Tokens per step; longer prompts are computed in chunks."""
+    max_logprobs: int = 20
+    """The most log-probabilities per token that a request may ask for; -1: no bound."""
+    thinking_start_token_ids: TokenIds = ()
+    """The tokens with which the model begins to think; with these, requests may have a `thinking_token_budget`."""
+    thinking_end_token_ids: TokenIds = ()
+    """The tokens with which it ends."""
     fault: str | list[str] = []
     """Faults, as `schedule.py` describes them."""
     scenario: str | None = None
