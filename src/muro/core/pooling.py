@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from muro.errors import InvalidRequestError, UnsupportedOptionError
 from muro.wire.arrays import Tensor
-from muro.wire.request import OutputKind, PoolingParams
+from muro.wire.request import QUEUE_TIMEOUT, OutputKind, PoolingParams
 
 TASK = "embed"
 
-_REFUSED = ("step_tag_id", "returned_token_ids", "late_interaction_params", "late_chunking_params", "extra_kwargs")
+_REFUSED = ("step_tag_id", "returned_token_ids", "late_interaction_params", "late_chunking_params")
 
 
 PoolingType = Literal["mean", "last"]
@@ -103,6 +103,11 @@ def checked_pooling(params: PoolingParams, kind: PoolingType | None, hidden_size
     ):
         if getattr(params, name):
             raise UnsupportedOptionError(f"{name} is not supported by this engine", param=name)
+    for name, value in (params.extra_kwargs or {}).items():
+        if name != QUEUE_TIMEOUT and value is not None:
+            raise UnsupportedOptionError(
+                f"extra_kwargs[{name!r}] is not supported by this engine", param="extra_kwargs"
+            )
     if params.output_kind is not OutputKind.FINAL_ONLY:
         raise InvalidRequestError("output_kind of a pooling request must be FINAL_ONLY", param="output_kind")
     return Pooling(kind, normalize=params.use_activation is not False)

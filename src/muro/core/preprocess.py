@@ -115,7 +115,7 @@ def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
         cache_salt=request.cache_salt,
         lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
         # What continues a request has waited before, and has a reader who sees the rest.
-        queue_timeout=None if num_resumed else _queue_timeout(params),
+        queue_timeout=None if num_resumed else _queue_timeout(params.extra_args, "extra_args"),
     )
 
 
@@ -138,6 +138,7 @@ def _pooled(request: EngineCoreRequest, params: PoolingParams, bounds: Bounds) -
         trace_headers=request.trace_headers,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        queue_timeout=_queue_timeout(params.extra_kwargs, "extra_kwargs"),
     )
 
 
@@ -175,13 +176,13 @@ def _resumed_tokens(params: SamplingParams, prompt_length: int) -> int:
     return count
 
 
-def _queue_timeout(params: SamplingParams) -> float | None:
-    timeout = (params.extra_args or {}).get(QUEUE_TIMEOUT)
+def _queue_timeout(extra: dict[str, Any] | None, param: str) -> float | None:
+    timeout = (extra or {}).get(QUEUE_TIMEOUT)
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
         raise InvalidRequestError(
-            f"extra_args[{QUEUE_TIMEOUT!r}] is {timeout!r}; it must be seconds, not negative", param="extra_args"
+            f"{param}[{QUEUE_TIMEOUT!r}] is {timeout!r}; it must be seconds, not negative", param=param
         )
     return float(timeout)
 

@@ -15,7 +15,7 @@ import msgspec
 from muro.clients.connect import OnProgress, connect_async
 from muro.clients.interface import AsyncEngineCoreClient, AsyncOutputStream, EngineStatus
 from muro.config import ConnectConfig
-from muro.errors import UsageError
+from muro.errors import RequestAbortedError, RequestFailedError, UsageError
 from muro.ids import EngineRank
 from muro.llm import pipeline
 from muro.llm.aio_replay import AsyncRequests
@@ -24,7 +24,9 @@ from muro.llm.outputs import CompletionOutput, Piece, RequestOutput
 from muro.llm.replay import RESTART_WAIT, DeathPolicy, seeded
 from muro.llm.words import Prompt, Words, effective_length, load_words, make_choice, split_prompt
 from muro.observe.metrics import ChoiceClock, ServingMetrics
-from muro.wire.request import OutputKind, SamplingParams
+from muro.wire.arrays import Tensor
+from muro.wire.output import FinishReason
+from muro.wire.request import EngineCoreRequest, OutputKind, PoolingParams, SamplingParams
 from muro.wire.stats import SchedulerStats
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class AsyncLLM:
         self._requests = AsyncRequests(client, policy or DeathPolicy(), self.metrics)
         self._numbers = itertools.count()
         self._live: weakref.WeakSet[Generation] = weakref.WeakSet()
+        self._embedding: set[str] = set()
 
     @classmethod
     async def start(
@@ -148,6 +151,48 @@ class AsyncLLM:
         self._live.add(generation)
         return generation
 
+    async def embed(
+        self,
+        request_id: str,
+        prompts: Sequence[list[int]],
+        params: PoolingParams | None = None,
+        *,
+        on_vector: Callable[[], None] = lambda: None,
+    ) -> list[Tensor]:
+        """The embedding of each prompt: all of them, or none. Cancelling it aborts the requests.
+
+        Args:
+            request_id: the caller's own word for it; need not be unique.
+            prompts: token ids, checked by `words`.
+            params: what kind of vector; by default of length 1.
+            on_vector: called for each that has come.
+
+        Raises:
+            UnsupportedOptionError: the model gives none, or not of this kind.
+            RequestError, EngineDeadError: a prompt cannot be served, or nothing can any more.
+        """
+        params = params or PoolingParams(task="embed")
+        name = f"{request_id}-{next(self._numbers)}"
+        requests = [
+            EngineCoreRequest(f"{name}-{i}", prompt, pooling_params=params, external_req_id=request_id)
+            for i, prompt in enumerate(prompts)
+        ]
+        ids = [request.request_id for request in requests]
+        vectors: list[Tensor] = []
+        self._embedding.update(ids)
+        try:
+            streams = [self._requests.generate(request) for request in requests]
+            self.metrics.prompt_tokens += sum(map(len, prompts))
+            for stream in streams:
+                vectors.append(await _vector(stream))
+                on_vector()
+        except BaseException:
+            self._requests.abort(ids)
+            raise
+        finally:
+            self._embedding.difference_update(ids)
+        return vectors
+
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncIterator[RequestOutput]:
@@ -173,11 +218,12 @@ class AsyncLLM:
 
     def abort_all(self) -> int:
         """End every request in flight: each choice gets a last piece that says "abort". Gives their number."""
-        live = list(self._live)
+        live, embedding = list(self._live), list(self._embedding)
+        self._requests.abort(embedding)
         for generation in live:
             with contextlib.suppress(UsageError):
                 generation.abort(self._requests.abort)
-        return len(live)
+        return len(live) + len(embedding)
 
     def engines(self) -> list[EngineStatus]:
         """How each engine is, by rank; asks them nothing."""
@@ -196,6 +242,16 @@ class AsyncLLM:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+async def _vector(stream: AsyncOutputStream) -> Tensor:
+    """What a stream is pooled into. Raises RequestAbortedError if it was ended from here."""
+    async for output in stream:
+        if output.pooling_output is not None:
+            return output.pooling_output
+        if output.finish_reason is FinishReason.ABORT:
+            raise RequestAbortedError("the request was aborted")
+    raise RequestFailedError("the engine ended the request without an embedding")
 
 
 def context_length(engines: Sequence[EngineStatus], wanted: int | None) -> int:

@@ -16,9 +16,10 @@ from muro.server.exchange import Exchange, GoneError, Receive, Scope, Send
 from muro.server.gate import ApiKeys, check, closing
 from muro.server.routes.chat import ChatDialect
 from muro.server.routes.completions import CompletionDialect
+from muro.server.routes.embeddings import EmbeddingWork
 from muro.server.routes.health import HealthRoute, LivezRoute, ReadyzRoute
 from muro.server.routes.info import MetricsRoute, ModelRoute, ModelsRoute, VersionRoute
-from muro.server.routes.reception import GenerationRoute
+from muro.server.routes.reception import GenerationWork, WorkRoute
 from muro.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,9 @@ def make_app(service: Service, keys: ApiKeys | None = None, origins: Sequence[st
     """
     keys = keys or ApiKeys()
     routes = [
-        _route("POST", "/v1/completions", GenerationRoute(service, CompletionDialect(service))),
-        _route("POST", "/v1/chat/completions", GenerationRoute(service, ChatDialect(service))),
+        _route("POST", "/v1/completions", WorkRoute(service, GenerationWork(service, CompletionDialect(service)))),
+        _route("POST", "/v1/chat/completions", WorkRoute(service, GenerationWork(service, ChatDialect(service)))),
+        _route("POST", "/v1/embeddings", WorkRoute(service, EmbeddingWork(service))),
         _route("GET", "/v1/models", ModelsRoute(service)),
         _route("GET", "/v1/models/{name:path}", ModelRoute(service)),
         _route("GET", "/livez", LivezRoute()),

@@ -47,12 +47,23 @@ class Dialect(Protocol[R]):
         """How the answer is worded."""
 
 
-class GenerationRoute(Generic[R]):
-    """`POST` of one dialect."""
+class Work(Protocol):
+    """What is done for a kind of request that the engine has to work on."""
 
-    def __init__(self, service: Service, dialect: Dialect[R]) -> None:
+    @property
+    def bounds(self) -> BodyBounds:
+        """Of the body."""
+
+    async def answer(self, exchange: Exchange, body: bytes, ticket: Ticket, deadlines: Deadlines) -> str:
+        """Answer; gives how it ended: "done", or the code of an error that was sent in a stream."""
+
+
+class WorkRoute:
+    """`POST` of one kind of work."""
+
+    def __init__(self, service: Service, work: Work) -> None:
         self._service = service
-        self._dialect = dialect
+        self._work = work
 
     async def __call__(self, exchange: Exchange) -> None:
         outcome = "left"
@@ -77,13 +88,25 @@ class GenerationRoute(Generic[R]):
             deadlines.ask(parse_timeouts(header))
         with service.admission.enter() as ticket:
             async with deadlines.enforced():
-                body = await exchange.body(self._dialect.bounds, ticket.hold)
+                body = await exchange.body(self._work.bounds, ticket.hold)
             async with exchange.while_connected():
                 with service.at_work():
-                    outcome = await self._answer(exchange, body, ticket, deadlines)
+                    outcome = await self._work.answer(exchange, body, ticket, deadlines)
         return outcome
 
-    async def _answer(self, exchange: Exchange, body: bytes, ticket: Ticket, deadlines: Deadlines) -> str:
+
+class GenerationWork(Generic[R]):
+    """See `Work`: what one dialect asks to be generated."""
+
+    def __init__(self, service: Service, dialect: Dialect[R]) -> None:
+        self._service = service
+        self._dialect = dialect
+
+    @property
+    def bounds(self) -> BodyBounds:
+        return self._dialect.bounds
+
+    async def answer(self, exchange: Exchange, body: bytes, ticket: Ticket, deadlines: Deadlines) -> str:
         service, dialect = self._service, self._dialect
         async with deadlines.enforced(), service.reading(len(body)):
             request = decode_request(body, dialect.request_type)

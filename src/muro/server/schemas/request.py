@@ -97,7 +97,7 @@ class GenerationOptions(msgspec.Struct, kw_only=True):
             raise InvalidRequestError("stream_options needs stream to be true", param="stream_options")
 
 
-R = TypeVar("R", bound=GenerationOptions)
+R = TypeVar("R", bound=msgspec.Struct)
 N = TypeVar("N", int, float)
 
 
