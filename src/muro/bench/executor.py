@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from muro.bench import choosing
 from muro.bench.sampling import median
 from muro.config import home
 from muro.core.executor import Executor
@@ -42,7 +47,8 @@ def run(
 
     Returns:
         `decode_tokens_per_s` ({"1": ..., "16": ...}), `prefill_tokens_per_s` (a prompt of 512 tokens in one step),
-        `ttft_62_ms` (62 tokens to the first one chosen), `load_s`, `rss_mb` (Linux), `options`.
+        `ttft_62_ms` (62 tokens to the first one chosen), what `choosing.run` says, `load_s`, `rss_mb` (Linux),
+        `options`.
     """
     options = options or OpenVINOOptions()
     from muro.engines.openvino.compiled import compile_model
@@ -65,10 +71,13 @@ def run(
         progress(f"prompts, round {number + 1} of {rounds}")
         first.append(loop.prefill(1, PROMPT_TOKENS))
         prefill.append(LONG_PROMPT_TOKENS / loop.prefill(1, LONG_PROMPT_TOKENS))
+    progress(f"choosing tokens for {choosing.STREAMS} streams")
+    chosen = choosing.run(_Loop(executor, choosing.STREAMS).compute, executor.info().vocab_size, rounds)
     result = {
         "decode_tokens_per_s": {streams: round(median(rates), 1) for streams, rates in decode.items()},
         "prefill_tokens_per_s": round(median(prefill), 1),
         "ttft_62_ms": round(median(first) * 1000, 1),
+        **chosen,
         "load_s": round(loaded, 2),
         "rss_mb": _resident_mb(),
         "options": {"weights": options.weights, "cache": options.cache, "threads": options.threads},
@@ -83,11 +92,12 @@ def _resident_mb() -> int:
 
 
 class _Loop:
-    """Drives an executor by hand; every sequence owns a row of blocks."""
+    """Drives an executor by hand; each of at most `streams` sequences owns a row of blocks."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, streams: int = max(STREAMS)) -> None:
         self._executor = executor
         self._info = executor.info()
+        self._blocks_each = self._info.num_blocks // streams
 
     def prefill(self, streams: int, length: int) -> float:
         """Seconds from a prompt to the token after it."""
@@ -106,11 +116,15 @@ class _Loop:
     def _prompt(self, length: int) -> list[int]:
         return [(37 * i + 11) % self._info.vocab_size for i in range(length)]
 
-    def _step(self, token_ids: list[list[int]], past: int) -> list[int]:
-        per_stream = self._info.num_blocks // max(STREAMS)
+    def compute(self, token_ids: list[list[int]], past: int) -> NDArray[np.float32]:
+        """One step: the logits after the last token of each stream."""
+        each = self._blocks_each
         sequences = [
-            SequencePlan(str(row), ids, past, list(range(row * per_stream, (row + 1) * per_stream)), 1)
+            SequencePlan(str(row), ids, past, list(range(row * each, (row + 1) * each)), 1)
             for row, ids in enumerate(token_ids)
         ]
         result = self._executor.execute(SchedulerOutput(sequences, sum(map(len, token_ids))))
-        return [int(token) for token in result.logits.argmax(axis=1)]
+        return (result.result() if isinstance(result, Future) else result).logits
+
+    def _step(self, token_ids: list[list[int]], past: int) -> list[int]:
+        return [int(token) for token in self.compute(token_ids, past).argmax(axis=1)]

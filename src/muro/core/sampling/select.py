@@ -17,16 +17,24 @@ def at_least(row: Row, ids: Ids | None, threshold: float) -> Ids:
 
 
 def highest(row: Row, ids: Ids | None, count: int) -> Ids:
-    """The `count` best of `ids` (None: all) and whoever scores the same as the last of them.
+    """The `count` best of `ids` (None: all) and whoever scores the same as the last of them, ascending if `ids` are.
 
     `count` is positive and below the number of ids.
-
-    In a long row, the best of each of 1,024 columns are looked at first: the `count`-th of these is a bound below,
-    which few reach.
     """
-    if ids is None and count <= _COLUMNS // 4 and len(row) >= 8 * _COLUMNS:
-        whole = len(row) - len(row) % _COLUMNS
-        columns = row[:whole].reshape(-1, _COLUMNS).max(axis=0)
-        ids = at_least(row, None, float(np.partition(columns, -count)[-count]))
+    if ids is None and count <= _COLUMNS // 8 and len(row) >= 8 * _COLUMNS:
+        ids = _columns_of_the_highest(row, count)
     scores = row if ids is None else row[ids]
     return at_least(row, ids, float(np.partition(scores, -count)[-count]))
+
+
+def _columns_of_the_highest(row: Row, count: int) -> Ids:
+    """A few ids of a long row, ascending, all of its `count` best among them and whoever scores the same.
+
+    The row is laid out in columns. At least `count` ids score as much as the `count`-th best top of a column, so a
+    column with a lower top holds none of the best.
+    """
+    whole = len(row) - len(row) % _COLUMNS
+    tops = row[:whole].reshape(-1, _COLUMNS).max(axis=0)
+    columns = np.flatnonzero(tops >= np.partition(tops, -count)[-count])
+    begins = np.arange(0, whole, _COLUMNS)
+    return np.concatenate([(begins[:, None] + columns).ravel(), np.arange(whole, len(row))])
