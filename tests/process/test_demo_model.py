@@ -12,6 +12,8 @@ import pytest
 
 from muro.config import home
 from muro.core.executor import Executor
+from muro.core.options import SchedulerConfig
+from muro.core.stepper import StepperEngine
 from muro.engines.openvino.compiled import compile_model
 from muro.engines.openvino.executor import create_executor
 from muro.engines.openvino.options import OpenVINOOptions
@@ -19,6 +21,8 @@ from muro.models.config import open_model
 from muro.models.pull import pull, pulled
 from muro.text.chat import load_chat_template
 from muro.text.tokenizer import load_tokenizer
+from muro.wire.output import EngineCoreOutput
+from muro.wire.request import EngineCoreRequest, SamplingParams
 from tests.support.openvino_models import log_softmax, part, step
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -75,6 +79,42 @@ def test_f16_is_the_reference(demo: Path) -> None:
     missed, worst = compare(load(demo, "f16", "f16"))
     assert all(margin <= 0.02 for margin in missed)
     assert worst <= 0.05
+
+
+@pytest.mark.slow
+def test_log_probabilities_of_prompts_and_outputs_are_those_of_the_reference(demo: Path) -> None:
+    """Through the engine, in chunks, all cases at once; an output is compared up to its first near-tie."""
+    cases = json.loads((GOLDEN / "greedy.json").read_text())["cases"]
+    engine = StepperEngine(load(demo, "f16", "f16"), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=50))
+    for number, case in enumerate(cases):
+        params = SamplingParams(
+            temperature=0.0, max_tokens=len(case["steps"]), ignore_eos=True, logprobs=5, prompt_logprobs=0
+        )
+        request = EngineCoreRequest(str(number), case["prompt_ids"], sampling_params=params)
+        engine.add_request(str(number), engine.preprocess(request))
+    outputs: dict[str, list[EngineCoreOutput]] = {str(number): [] for number in range(len(cases))}
+    while engine.has_work():
+        for output in engine.step(list).outputs:
+            outputs[output.request_id].append(output)
+    engine.shutdown()
+    compared = 0
+    for number, case in enumerate(cases):
+        prompt = outputs[str(number)][0].new_prompt_logprobs_tensors
+        assert prompt is not None
+        assert prompt.ids.numpy()[:, 0].tolist() == case["prompt_ids"][1:]
+        assert np.abs(prompt.values.numpy()[:, 0] - case["prompt_logprobs"]).max() <= 0.05
+        for output, reference in zip(outputs[str(number)], case["steps"], strict=True):
+            if output.new_token_ids != [reference["token"]]:
+                assert reference["margin"] <= 0.02
+                break
+            assert output.new_logprobs is not None
+            found = dict(zip(output.new_logprobs.ids.numpy()[0], output.new_logprobs.values.numpy()[0], strict=True))
+            expected = dict(reference["top5"])
+            # Which is the fifth may be a near-tie.
+            assert len(found.keys() & expected.keys()) >= 4
+            assert all(abs(found[i] - expected[i]) <= 0.05 for i in found.keys() & expected.keys())
+            compared += 1
+    assert compared > 150
 
 
 @pytest.mark.slow
