@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from muro.llm.aio import AsyncLLM
     from muro.llm.offline import LLM
-    from muro.llm.outputs import CompletionOutput, RequestOutput
+    from muro.llm.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
     from muro.wire.output import EngineCoreOutput, FinishReason
     from muro.wire.request import EngineCoreRequest, PoolingParams, SamplingParams
 
@@ -43,6 +43,7 @@ __all__ = [
     "ConfigError",
     "ConnectConfig",
     "CrashLoopError",
+    "EmbeddingRequestOutput",
     "Engine",
     "EngineConfig",
     "EngineCore",
@@ -83,7 +84,7 @@ _HOME = {
     ),
     "muro.llm.aio": "AsyncLLM",
     "muro.llm.offline": "LLM",
-    "muro.llm.outputs": "CompletionOutput RequestOutput",
+    "muro.llm.outputs": "CompletionOutput EmbeddingRequestOutput RequestOutput",
     "muro.wire.output": "EngineCoreOutput FinishReason",
     "muro.wire.request": "EngineCoreRequest PoolingParams SamplingParams",
 }

@@ -13,7 +13,7 @@ import muro
 SURFACE = {
     "muro": {
         *("AsyncMPClient", "InprocClient", "SyncMPClient", "connect", "connect_async"),
-        *("LLM", "AsyncLLM", "RequestOutput", "CompletionOutput"),
+        *("LLM", "AsyncLLM", "RequestOutput", "CompletionOutput", "EmbeddingRequestOutput"),
         *("ConnectConfig", "EngineConfig", "EngineStatus", "OutputBatch", "RestartPolicy"),
         *("EngineCoreOutput", "EngineCoreRequest", "FinishReason", "PoolingParams", "SamplingParams"),
         *("Engine", "EngineCore", "EngineInfo", "StepResult", "operation"),

@@ -15,7 +15,7 @@ import msgspec
 from muro.clients.connect import OnProgress, connect_async
 from muro.clients.interface import AsyncEngineCoreClient, AsyncOutputStream, EngineStatus
 from muro.config import ConnectConfig
-from muro.errors import RequestAbortedError, RequestFailedError, UsageError
+from muro.errors import UsageError
 from muro.ids import EngineRank
 from muro.llm import pipeline
 from muro.llm.aio_replay import AsyncRequests
@@ -25,7 +25,7 @@ from muro.llm.replay import RESTART_WAIT, DeathPolicy, seeded
 from muro.llm.words import Prompt, Words, effective_length, load_words, make_choice, split_prompt
 from muro.observe.metrics import ChoiceClock, ServingMetrics
 from muro.wire.arrays import Tensor
-from muro.wire.output import FinishReason
+from muro.wire.failure import error_from_wire
 from muro.wire.request import EngineCoreRequest, OutputKind, PoolingParams, SamplingParams
 from muro.wire.stats import SchedulerStats
 
@@ -245,13 +245,11 @@ class AsyncLLM:
 
 
 async def _vector(stream: AsyncOutputStream) -> Tensor:
-    """What a stream is pooled into. Raises RequestAbortedError if it was ended from here."""
-    async for output in stream:
-        if output.pooling_output is not None:
-            return output.pooling_output
-        if output.finish_reason is FinishReason.ABORT:
-            raise RequestAbortedError("the request was aborted")
-    raise RequestFailedError("the engine ended the request without an embedding")
+    """What a prompt is pooled into. Raises RequestAbortedError if the request was ended early."""
+    output = await stream.__anext__()
+    if output.pooling_output is None:
+        raise error_from_wire(output.error, output.finish_reason, request_id=output.request_id)
+    return output.pooling_output
 
 
 def context_length(engines: Sequence[EngineStatus], wanted: int | None) -> int:

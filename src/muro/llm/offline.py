@@ -13,13 +13,13 @@ from muro.config import ConnectConfig, RestartPolicy
 from muro.errors import InvalidRequestError
 from muro.llm import pipeline
 from muro.llm.offline_replay import Batch
-from muro.llm.outputs import CompletionOutput, RequestOutput
+from muro.llm.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from muro.llm.pipeline import Choice
 from muro.llm.replay import RESTART_WAIT, DeathPolicy, seeded
 from muro.llm.words import Prompt, Words, effective_length, is_list, load_words, make_choice, split_prompt
 from muro.wire.failure import error_from_wire
 from muro.wire.output import EngineCoreOutput, FinishReason
-from muro.wire.request import SamplingParams
+from muro.wire.request import EngineCoreRequest, PoolingParams, SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -110,6 +110,38 @@ class LLM:
             output.prompt = text
         return outputs
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], pooling_params: PoolingParams | None = None
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of every prompt, in their order; by default vectors of length 1.
+
+        Raises:
+            UnsupportedOptionError: the model gives none, or not of this kind.
+            RequestError: a prompt cannot be served, or has ended engines; the others are aborted.
+            EngineDeadError: the engine has ended, and there is none to go on with.
+        """
+        params = pooling_params or PoolingParams(task="embed")
+        requests = {}
+        for prompt in _listed(prompts):
+            ids = self._words.encode(split_prompt(prompt)[1])
+            name = str(next(self._numbers))
+            requests[name] = EngineCoreRequest(name, ids, pooling_params=params, external_req_id=name)
+        vectors: dict[str, EmbeddingOutput] = {}
+        batch = Batch(self._client, self._policy)
+        try:
+            for request in requests.values():
+                batch.add(request)
+            while len(vectors) < len(requests):
+                for output in batch.outputs():
+                    vectors[output.request_id] = _embedding(output)
+        except BaseException:
+            batch.abort()
+            raise
+        return [
+            EmbeddingRequestOutput(name, request.prompt_token_ids or [], vectors[name])
+            for name, request in requests.items()
+        ]
+
     def close(self) -> None:
         """Stop the engine. Happens by itself when the object is lost, or the interpreter ends."""
         self._client.close()
@@ -135,6 +167,12 @@ class LLM:
         except BaseException:
             batch.abort()
             raise
+
+
+def _embedding(output: EngineCoreOutput) -> EmbeddingOutput:
+    if output.pooling_output is not None:
+        return EmbeddingOutput(output.pooling_output.numpy().tolist())
+    raise error_from_wire(output.error, output.finish_reason, request_id=output.request_id)
 
 
 def _take(output: EngineCoreOutput, waiting: dict[str, _Answer], batch: Batch) -> None:

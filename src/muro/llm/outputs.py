@@ -1,4 +1,5 @@
-"""What a caller gets: `RequestOutput` with one `CompletionOutput` per choice, named as users of vLLM know them."""
+"""What a caller gets: `RequestOutput` with one `CompletionOutput` per choice, or `EmbeddingRequestOutput`; named as
+users of vLLM know them."""
 
 from __future__ import annotations
 
@@ -42,3 +43,18 @@ class RequestOutput(msgspec.Struct):
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+
+
+class EmbeddingOutput(msgspec.Struct):
+    """A vector of float32 numbers."""
+
+    embedding: list[float]
+
+
+class EmbeddingRequestOutput(msgspec.Struct):
+    """One prompt and its embedding."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
