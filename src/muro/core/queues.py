@@ -68,7 +68,10 @@ class RequestQueues:
             self._blocked[request.request_id] = request
 
     def running(self) -> list[Request]:
-        """The running requests by rank. Not to be changed; what leaves later is still in it, with another status."""
+        """The running requests by rank. Not to be changed, and good until one is admitted.
+
+        Those who finish later are still in it, with another status. Those who are preempted from its end are not.
+        """
         if self._stale:
             self._stale = False
             self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
@@ -113,16 +116,21 @@ class RequestQueues:
 
     def last_running(self) -> Request:
         """The running request to preempt. Whoever was put first is none of them, and never in want of it."""
-        for request in reversed(self._running):
-            if request.status is RequestStatus.RUNNING and not self.is_first(request):
-                return request
+        running = self._running
+        while running and running[-1].status is not RequestStatus.RUNNING:
+            running.pop()
+        if running and not self.is_first(running[-1]):
+            return running[-1]
         raise InternalError("a request needs room, and nobody can give way")
 
     def preempt(self, request: Request, *, put_first: bool = False) -> None:
         """Let a running request wait again; with `put_first` before all others that were not, and for good."""
         request.become(RequestStatus.PREEMPTED)
         self.num_running -= 1
-        self._stale = True
+        if self._running[-1] is request:
+            self._running.pop()
+        else:
+            self._stale = True
         if put_first:
             request.rank = (_FIRST, request.rank[1])
         self._wait(request)

@@ -98,6 +98,9 @@ class Request:
         "blocked_on",
         "cache_salt",
         "capacity",
+        "check_length",
+        "constant_draw",
+        "end_token_ids",
         "eos_token_id",
         "events",
         "has_news",
@@ -123,7 +126,6 @@ class Request:
         "sampling",
         "skip_reading_prefix_cache",
         "status",
-        "stop_token_ids",
         "token_ids",
         "trace_headers",
     )
@@ -154,10 +156,15 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.output_start = self.num_prompt_tokens - num_resumed_tokens
         self.sampling = sampling
+        # Where neither the position nor the tokens so far matter, one draw is as good as another.
+        self.constant_draw = Draw(sampling, 0) if sampling.is_greedy and sampling.history is None else None
         self.max_length = max_length
         self.min_length = self.output_start + min_tokens
         self.eos_token_id = eos_token_id
-        self.stop_token_ids = stop_token_ids
+        self.end_token_ids = stop_token_ids if eos_token_id is None else stop_token_ids | {eos_token_id}
+        watched = sampling.history is not None and sampling.history.repetition is not None
+        self.check_length = 0 if watched else max_length
+        """From which length on `ended` must be asked after every token."""
         self.prompt_logprobs = prompt_logprobs
         self.pooling = pooling
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
@@ -207,6 +214,8 @@ class Request:
 
     def draw(self) -> Draw:
         """How to choose the next token."""
+        if self.constant_draw is not None:
+            return self.constant_draw
         history = self.sampling.history
         if history is None:
             return Draw(self.sampling, len(self.token_ids) - self.output_start)
@@ -248,12 +257,14 @@ class Request:
         """
         tokens = self.token_ids
         tokens.append(token_id)
-        length = len(tokens)
-        if length >= self.min_length:
-            if token_id == self.eos_token_id:
-                return FinishReason.STOP, None
-            if token_id in self.stop_token_ids:
-                return FinishReason.STOP, token_id
+        return self.ended() if token_id in self.end_token_ids or len(tokens) >= self.check_length else None
+
+    def ended(self) -> Ended | None:
+        """How the request ends with its last token, if it does: `append` in all cases, fast or not."""
+        tokens = self.token_ids
+        token_id, length = tokens[-1], len(tokens)
+        if token_id in self.end_token_ids and length >= self.min_length:
+            return FinishReason.STOP, None if token_id == self.eos_token_id else token_id
         if length >= self.max_length:
             return FinishReason.LENGTH, None
         if (history := self.sampling.history) is not None and history.repetition is not None:

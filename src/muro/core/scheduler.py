@@ -24,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from muro.core.blocks import BlockPool
+from muro.core.kv_cache import KVCache
 from muro.core.options import SchedulerConfig
 from muro.core.patience import Patience
 from muro.core.plan import SchedulerOutput, SequencePlan
 from muro.core.pooling import Pooling
-from muro.core.prefix import PrefixHasher, count_lookup
 from muro.core.queues import RequestQueues
 from muro.core.request import Request, RequestStatus
 from muro.core.sampling import NO_TOKEN, Draw, Sampled
@@ -36,7 +36,7 @@ from muro.core.step import ScheduledStep, is_last_chunk
 from muro.errors import DeadlineError, RequestError, RequestFailedError
 from muro.wire.failure import error_to_wire
 from muro.wire.output import EngineCoreOutput, EventType, FinishReason, Logprobs
-from muro.wire.stats import PrefillStats, PrefixCacheStats, SchedulerStats
+from muro.wire.stats import PrefillStats, SchedulerStats
 
 MAX_PREEMPTIONS = 8
 MAX_PROMPT_ROWS = 256
@@ -64,15 +64,15 @@ class Scheduler:
         max_preemptions: int = MAX_PREEMPTIONS,
     ) -> None:
         self._config = config
-        self._blocks = blocks
         self._clock = clock
         self._max_preemptions = max_preemptions
-        self._hasher = PrefixHasher(blocks.block_size)
+        self._cache = KVCache(blocks, prefix_caching=config.enable_prefix_caching)
         self._queues = RequestQueues(by_priority=config.scheduling_policy == "priority")
         self._patience = Patience(self._queues)
-        self._prefix_stats = PrefixCacheStats()
         self._ended: list[EngineCoreOutput] = []
         self._steps = 0
+        self._departures = 0
+        """How often a request has left, to wait again or for good."""
 
     def __len__(self) -> int:
         return len(self._queues) + len(self._ended)
@@ -102,8 +102,8 @@ class Scheduler:
             self._expire()
         if self._queues.num_blocked:
             self._unblock()
+        before = self._departures
         step = ScheduledStep(SchedulerOutput([], 0), [])
-        before = self._queues.num_running
         prefills = self._plan_decodes(step)
         step.num_decodes = len(step.requests)
         budget = self._config.max_num_batched_tokens - step.num_decodes
@@ -111,22 +111,20 @@ class Scheduler:
             if budget:
                 budget -= self._plan_chunk(step, request, budget)
         # Where somebody has just lost the blocks, there is no room for others, nor for the loser to come back at once.
-        if self._queues.num_running == before:
+        if self._departures == before:
             while budget and (admitted := self._admit()):
                 budget -= self._plan_chunk(step, admitted, budget)
         step.plan.total_tokens = self._config.max_num_batched_tokens - budget
+        step.departures = self._departures
         return step
 
     def settle(self, step: ScheduledStep) -> None:
         """Bring a step that was scheduled ahead up to date: fill in tokens that were unknown, drop who has ended."""
         plan, requests = step.plan, step.requests
-        gone = False
-        for sequence, request in zip(plan.sequences, requests, strict=True):
-            if request.status is not _RUNNING:
-                gone = True
-            elif sequence.token_ids[0] == UNKNOWN_TOKEN:
-                sequence.token_ids[0] = request.token_ids[sequence.num_computed_tokens]
-        if gone:
+        # One who decodes computes its last token: that is the one that was unknown, or nothing was.
+        for sequence, request in zip(plan.sequences[: step.num_decodes], requests, strict=False):
+            sequence.token_ids[0] = request.token_ids[-1]
+        if step.departures != self._departures:
             step.num_decodes = sum(request.status is _RUNNING for request in requests[: step.num_decodes])
             left = [pair for pair in zip(plan.sequences, requests, strict=True) if pair[1].status is _RUNNING]
             plan.sequences = [sequence for sequence, _ in left]
@@ -148,7 +146,9 @@ class Scheduler:
         """How to choose the next token, for each row of logits; None where none is to be chosen, or no more."""
         decodes = step.num_decodes
         draws = [
-            request.draw() if request.status is _RUNNING or request.status is _PREEMPTED else None
+            (request.constant_draw or request.draw())
+            if request.status is _RUNNING or request.status is _PREEMPTED
+            else None
             for request in step.requests[:decodes]
         ]
         for sequence, request in step.chunks():
@@ -162,22 +162,31 @@ class Scheduler:
         """Book the result of a step: at most one output for each of its requests."""
         self._steps += 1
         outputs: list[EngineCoreOutput] = []
-        decodes = step.num_decodes
-        for request, token_id, logprobs in zip(
-            step.requests[:decodes], sampled.token_ids, sampled.logprobs, strict=False
-        ):
+        row = step.num_decodes
+        for request, token_id, logprobs in zip(step.requests[:row], sampled.token_ids, sampled.logprobs, strict=False):
             if request.status is _RUNNING:
                 request.num_computed_tokens += 1
             elif request.status is not _PREEMPTED:
                 continue
-            outputs.append(self._book(request, token_id, logprobs))
-        row = decodes
+            if logprobs is not None or request.has_news or token_id == NO_TOKEN:
+                outputs.append(self._book(request, token_id, logprobs))
+                continue
+            # The same without detours: this is what a step mostly consists of.
+            output = EngineCoreOutput(request.request_id, [token_id])
+            outputs.append(output)
+            tokens = request.token_ids
+            tokens.append(token_id)
+            if (token_id in request.end_token_ids or len(tokens) >= request.check_length) and (
+                ended := request.ended()
+            ):
+                output.finish_reason, output.stop_reason = ended
+                self._finish(request, ended[0])
         for sequence, request in step.chunks():
             row += sequence.num_logits
             is_last = is_last_chunk(sequence, request)
             if request.status is _RUNNING:
                 request.num_computed_tokens += len(sequence.token_ids)
-                self._keep(request)
+                self._cache.keep(request)
             if not is_last or request.is_finished:
                 continue
             if request.pooling is not None:
@@ -188,9 +197,7 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> None:
         """Let no request find anything that was computed so far."""
-        self._hasher.forget()
-        self._blocks.forget()
-        self._prefix_stats.reset = True
+        self._cache.forget()
 
     def preempt_all(self) -> None:
         """Let everything that runs be computed again. No step may be under way."""
@@ -200,14 +207,13 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The state after the last step; prefix cache counts are those since the last call."""
         queues = self._queues
-        prefix_stats, self._prefix_stats = self._prefix_stats, PrefixCacheStats()
         return SchedulerStats(
             num_running_reqs=queues.num_running,
             num_waiting_reqs=queues.num_waiting,
             num_skipped_waiting_reqs=queues.num_blocked,
             step_counter=self._steps,
-            kv_cache_usage=self._blocks.usage,
-            prefix_cache_stats=prefix_stats,
+            kv_cache_usage=self._cache.usage,
+            prefix_cache_stats=self._cache.take_stats(),
         )
 
     def phase(self) -> str | None:
@@ -236,23 +242,21 @@ class Scheduler:
         """Plan one token for everybody who decodes; gives those with more known tokens to compute than that."""
         prefills: list[Request] = []
         sequences, requests = step.plan.sequences, step.requests
-        for request in self._queues.running():
-            if request.status is not _RUNNING:
-                break  # it had to give way just now, and so had all after it
+        for request in self._queues.running():  # which ends earlier if the last ones have to give way
             start = request.num_scheduled_tokens
             todo = len(request.token_ids) - start
             if todo == 1 and request.reported:
-                token_id = request.token_ids[start]
+                token_id, end = request.token_ids[start], start + 1
             elif todo:
                 prefills.append(request)
                 continue
-            elif start + 1 < request.max_length:
+            elif (end := start + 1) < request.max_length:
                 token_id = UNKNOWN_TOKEN
             else:
                 continue  # the token that is being computed is its last
             if start >= request.capacity and not self._grow(request):
                 break
-            request.num_scheduled_tokens = start + 1
+            request.num_scheduled_tokens = end
             sequences.append(SequencePlan(request.request_id, [token_id], start, request.block_table, 1))
             requests.append(request)
         return prefills
@@ -279,76 +283,34 @@ class Scheduler:
 
     def _grow(self, request: Request) -> bool:
         """Give a running request one block more, at the cost of the last ones; false if it had to go itself."""
-        self._keep(request)
-        while not self._blocks.reserve(request.block_table, request.capacity + 1):
+        self._cache.keep(request)
+        while not self._cache.grow(request):
             victim = self._queues.last_running()
             victim.num_preemptions += 1
             self._preempt(victim)
             if victim is request:
                 return False
-        request.capacity += self._blocks.block_size
         return True
 
     def _preempt(self, request: Request) -> None:
-        self._let_go(request)
+        self._departures += 1
+        self._cache.let_go(request)
         self._queues.preempt(request, put_first=request.num_preemptions >= self._max_preemptions)
         request.record(EventType.PREEMPTED, self._clock())
 
     def _admit(self) -> Request | None:
         """Let the first waiting request run, if there is room for it and for the others to grow."""
-        queues, blocks = self._queues, self._blocks
+        queues = self._queues
         request = queues.next_waiting()
         if request is None or queues.num_running >= self._config.max_num_seqs:
             return None
+        room = request.max_length - 1 if queues.is_first(request) else len(request.token_ids)
         # One block to spare for each running sequence: otherwise it would soon be preempted, its work in vain.
-        spare = blocks.num_free - queues.num_running
-        if spare < 1:
+        if not self._cache.admit(request, room, queues.num_running):
             return None
-        length = len(request.token_ids)
-        room = request.max_length - 1 if queues.is_first(request) else length
-        found = self._find(request, length)
-        if spare < blocks.blocks_for(room) - len(found) + blocks.num_unheld(found):
-            return None
-        table = request.block_table
-        blocks.share(table, found)
-        blocks.reserve(table, room)
-        request.capacity = len(table) * blocks.block_size
-        request.num_kept_blocks = len(found)
-        request.num_computed_tokens = request.num_scheduled_tokens = hits = len(found) * blocks.block_size
-        preempted = request.status is _PREEMPTED
-        if not preempted:
-            request.num_cached_tokens = hits
-        if self._config.enable_prefix_caching and not request.skip_reading_prefix_cache:
-            count_lookup(self._prefix_stats, length, hits, preempted=preempted)
         queues.admit(request)
         request.record(EventType.SCHEDULED, self._clock())
         return request
-
-    def _find(self, request: Request, length: int) -> list[int]:
-        """The blocks that hold the beginning of a request; never its last token, whose logits are needed."""
-        self._hasher.begin(request)
-        if request.skip_reading_prefix_cache or not self._config.enable_prefix_caching:
-            return []
-        most = (length - 1) // self._blocks.block_size
-        return self._blocks.find(self._hasher.hashes(request, most)[:most])
-
-    def _keep(self, request: Request) -> None:
-        """Let others find the full blocks that are computed."""
-        full = request.num_computed_tokens // self._blocks.block_size
-        first = request.num_kept_blocks
-        if full <= first or not self._config.enable_prefix_caching or not self._hasher.is_current(request):
-            return
-        hashes = self._hasher.hashes(request, full)
-        for index in range(first, full):
-            self._blocks.keep(request.block_table[index], hashes[index])
-        request.num_kept_blocks = full
-
-    def _let_go(self, request: Request) -> None:
-        """Take a request's blocks away. A step under way may still read its table, so that stays as it is."""
-        self._keep(request)
-        self._blocks.release(request.block_table)
-        request.block_table = []
-        request.capacity = request.num_kept_blocks = request.num_computed_tokens = request.num_scheduled_tokens = 0
 
     def _book(self, request: Request, token_id: int, logprobs: Logprobs | None) -> EngineCoreOutput:
         """Give a request its next token."""
@@ -357,10 +319,15 @@ class Scheduler:
         output = EngineCoreOutput(request.request_id, [token_id], logprobs)
         if request.has_news:
             self._tell(request, output)
-        if ended := request.append(token_id):
+        request.token_ids.append(token_id)
+        self._end(request, output)
+        return output
+
+    def _end(self, request: Request, output: EngineCoreOutput) -> None:
+        """Finish a request if its last token says so."""
+        if ended := request.ended():
             output.finish_reason, output.stop_reason = ended
             self._finish(request, ended[0])
-        return output
 
     def _give_vector(self, request: Request, pooling: Pooling) -> EngineCoreOutput:
         """Give a request what it was pooled into, its only output."""
@@ -391,5 +358,6 @@ class Scheduler:
         request.has_news = request.trace_headers is not None
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        self._let_go(request)
+        self._departures += 1
+        self._cache.let_go(request)
         self._queues.finish(request, reason)

@@ -23,6 +23,8 @@ class ScheduledStep(msgspec.Struct):
     """Rows of logits wanted for log-probabilities of prompts; never above `MAX_PROMPT_ROWS`."""
     num_hidden_rows: int = 0
     """Rows of hidden states wanted for pooling."""
+    departures: int = 0
+    """How many requests had left before it was scheduled: if it is more now, some of these may have."""
 
     def chunks(self) -> Iterator[tuple[SequencePlan, Request]]:
         """What follows the decodes."""

@@ -140,7 +140,7 @@ def test_sampling_params_are_needed() -> None:
 
 def test_limits_become_lengths() -> None:
     one = prepare(max_tokens=5, min_tokens=2, eos_token_id=9, stop_token_ids=[8])
-    assert (one.max_length, one.min_length, one.eos_token_id, one.stop_token_ids) == (8, 5, 9, {8})
+    assert (one.max_length, one.min_length, one.eos_token_id, one.end_token_ids) == (8, 5, 9, {8, 9})
     assert prepare(max_tokens=2**63 - 1).max_length == 32
     assert prepare(ignore_eos=True, eos_token_id=9).eos_token_id is None
 
