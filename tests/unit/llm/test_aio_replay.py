@@ -13,7 +13,7 @@ from muro.llm import pipeline
 from muro.llm.aio import AsyncLLM
 from muro.llm.outputs import RequestOutput
 from muro.text.tokenizer import ByteTokenizer
-from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, OutputKind, SamplingParams
+from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, OutputKind, RepetitionDetection, SamplingParams
 from tests.support.counts import count
 from tests.support.mortal import MortalClient
 from tests.support.replaying import (
@@ -44,12 +44,22 @@ samplings = st.builds(
     stop_token_ids=st.lists(st.sampled_from(LETTERS), max_size=2),
     allowed_token_ids=st.just([*LETTERS, 256, 257]),
     logprobs=st.sampled_from([None, 0, 3]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.0, -1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+    logit_bias=st.none() | st.dictionaries(st.sampled_from(LETTERS), st.floats(-2, 2), max_size=2),
+    bad_words_token_ids=st.none() | st.lists(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=2), max_size=3),
+    repetition_detection=st.none() | st.builds(RepetitionDetection, st.integers(1, 3), st.just(1), st.integers(2, 3)),
 )
 
 
-@given(sampling=samplings, prompt=st.lists(tokens, min_size=1, max_size=8))
+@given(sampling=samplings, prompt=st.lists(tokens, min_size=1, max_size=8), prompt_logprobs=st.sampled_from([None, 1]))
 @settings(max_examples=count(8, 300), deadline=None)
-def test_cut_at_every_position_it_reads_the_same(sampling: SamplingParams, prompt: list[int]) -> None:
+def test_cut_at_every_position_it_reads_the_same(
+    sampling: SamplingParams, prompt: list[int], prompt_logprobs: int | None
+) -> None:
+    sampling.prompt_logprobs = prompt_logprobs
+
     async def outputs(cut: int | None) -> list[object]:
         client = MortalClient(hashing)
         requests = requests_over(client)
