@@ -178,19 +178,20 @@ class AsyncLLM:
             for i, prompt in enumerate(prompts)
         ]
         ids = [request.request_id for request in requests]
+        streams: list[AsyncOutputStream] = []
         vectors: list[Tensor] = []
         self._embedding.update(ids)
         try:
-            streams = [self._requests.generate(request) for request in requests]
+            for request in requests:
+                streams.append(self._requests.generate(request))  # noqa: PERF401 - what was sent must be ended below
             self.metrics.prompt_tokens += sum(map(len, prompts))
             for stream in streams:
                 vectors.append(await _vector(stream))
                 on_vector()
-        except BaseException:
-            self._requests.abort(ids)
-            raise
         finally:
             self._embedding.difference_update(ids)
+            for stream in streams:
+                await stream.aclose()
         return vectors
 
     async def generate(

@@ -1,73 +1,18 @@
 """Requests that are pooled: over an executor whose hidden states tell token and position."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
-
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muro.core.executor import ExecutorInfo
 from muro.core.options import SchedulerConfig
-from muro.core.plan import ModelRunnerOutput, SchedulerOutput
 from muro.core.pooling import Pooling, checked_pooling
 from muro.core.stepper import StepperEngine
-from muro.engine.interface import FailureCallback
 from muro.errors import InternalError, InvalidRequestError, PromptTooLongError, RequestError, UnsupportedOptionError
 from muro.wire.output import EngineCoreOutput, FinishReason
-from muro.wire.request import EngineCoreRequest, OutputKind, PoolingParams, SamplingParams
-
-WIDTH, VOCAB = 3, 50
-
-
-class TellingExecutor:
-    """The hidden state of a token is [1, token, position]; logits are even."""
-
-    def __init__(self, pooling: str | None = "mean", *, num_blocks: int = 16, apart: bool = False) -> None:
-        self._info = ExecutorInfo(
-            max_model_len=40, num_blocks=num_blocks, block_size=4, vocab_size=VOCAB, hidden_size=WIDTH, pooling=pooling
-        )
-        self._pool = ThreadPoolExecutor(1) if apart else None
-        self.computed: list[tuple[str, int, int]] = []
-        self.wrong: np.ndarray | None = None
-
-    def info(self) -> ExecutorInfo:
-        return self._info
-
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        return self._compute(plan) if self._pool is None else self._pool.submit(self._compute, plan)
-
-    def _compute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        hidden, rows = [], 0
-        for sequence in plan.sequences:
-            start = sequence.num_computed_tokens
-            self.computed.append((sequence.request_id, start, len(sequence.token_ids)))
-            states = [[1, token, start + i] for i, token in enumerate(sequence.token_ids)]
-            hidden += states[len(states) - sequence.num_hidden :]
-            rows += sequence.num_logits
-        found = np.array(hidden, np.float32).reshape(-1, WIDTH)
-        return ModelRunnerOutput(np.zeros((rows, VOCAB), np.float32), found if self.wrong is None else self.wrong)
-
-    def on_failure(self, callback: FailureCallback) -> None:
-        """Never."""
-
-    def shutdown(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
-
-def pooled(request_id: str, prompt: list[int], **params: object) -> EngineCoreRequest:
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=prompt,
-        pooling_params=PoolingParams(**{"use_activation": False, **params}),
-    )
-
-
-def generated(request_id: str, prompt: list[int], count: int) -> EngineCoreRequest:
-    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-    return EngineCoreRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=params)
+from muro.wire.request import EngineCoreRequest, OutputKind, PoolingParams
+from tests.support.pooling import VOCAB, WIDTH, TellingExecutor, expected, generated, pooled
 
 
 def run(engine: StepperEngine, *requests: EngineCoreRequest) -> dict[str, list[EngineCoreOutput]]:
@@ -87,11 +32,6 @@ def vector(outputs: list[EngineCoreOutput]) -> list[float]:
     assert output.finish_reason is FinishReason.STOP and output.new_token_ids == []
     assert output.pooling_output is not None and output.pooling_output.dtype == "float32"
     return output.pooling_output.numpy().tolist()
-
-
-def expected(prompt: list[int], kind: str) -> list[float]:
-    states = np.array([[1, token, i] for i, token in enumerate(prompt)])
-    return (states.mean(axis=0) if kind == "mean" else states[-1]).tolist()
 
 
 PROMPTS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30), min_size=1, max_size=6)
