@@ -64,7 +64,8 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
             return None
         directory = pulled(self.model, home()) or Path(self.model)
         if not directory.is_dir():
-            raise ConfigError(f"there is no model directory {self.model}; to fetch the demo model: muro pull demo")
+            advice = f"muro pull {self.model}" if self.model.startswith("hf:") else "muro pull demo, for the demo model"
+            raise ConfigError(f"there is no model directory {self.model}; to fetch a model: {advice}")
         return directory.resolve()
 
     def sampling_defaults(self) -> SamplingDefaults:

@@ -197,7 +197,7 @@ class _HfDecoder(msgspec.Struct):
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
-    partial_rotary_factor: float = 1.0
+    partial_rotary_factor: float | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
@@ -223,8 +223,6 @@ def _refuse(raw: _HfDecoder, where: Path) -> None:
     if raw.quantization_config is not None:
         method = raw.quantization_config.get("quant_method", "unknown")
         raise ConfigError(f"{where}: weights quantised by {method!r} are not supported; take the original checkpoint")
-    if raw.partial_rotary_factor != 1.0:
-        raise ConfigError(f"{where}: partial_rotary_factor {raw.partial_rotary_factor} is not supported; only 1 is")
     sizes = (raw.hidden_size, raw.intermediate_size, raw.num_hidden_layers, raw.num_attention_heads)
     if min(sizes) < 1:
         raise ConfigError(f"{where}: sizes must be positive")
@@ -234,6 +232,10 @@ def _refuse(raw: _HfDecoder, where: Path) -> None:
 
 def _rope(raw: _HfDecoder, where: Path) -> tuple[float, RopeScaling | None]:
     rope = {"rope_theta": raw.rope_theta, **(raw.rope_scaling or {}), **(raw.rope_parameters or {})}
+    if nested := sorted(name for name, value in rope.items() if isinstance(value, dict)):
+        raise ConfigError(f"{where}: rotary positions for each kind of layer ({', '.join(nested)}) are not supported")
+    if rope.get("partial_rotary_factor", raw.partial_rotary_factor) not in (None, 1.0):
+        raise ConfigError(f"{where}: a partial_rotary_factor other than 1 is not supported")
     theta = rope.pop("rope_theta", None)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":

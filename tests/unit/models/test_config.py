@@ -93,6 +93,8 @@ def test_all_end_tokens_those_for_generation_first(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention"]}, "must name 2 layers"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "sliding_window is -1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, r"each kind of layer \(full_attention\)"),
         ({"max_position_embeddings": 0}, "positive"),
         ({"num_key_value_heads": 3}, "multiple"),
         ({"num_hidden_layers": 0}, "positive"),

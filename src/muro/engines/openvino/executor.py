@@ -88,7 +88,7 @@ def create_executor(
         raise ConfigError(
             f"the model scores {widths['logits'].get_length()} tokens, but config.json speaks of {config.vocab_size}"
         )
-    hidden_size = widths["hidden"].get_length() if "hidden" in widths else 0
+    hidden_size = widths["hidden"].get_length() if "hidden" in widths and widths["hidden"].is_static else 0
     if options.pooling == "none":
         pooling = None
     elif options.pooling != "auto":
