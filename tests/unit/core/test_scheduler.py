@@ -12,7 +12,7 @@ from muro.core.blocks import BlockPool
 from muro.core.options import SchedulerConfig
 from muro.core.request import Request, RequestStatus
 from muro.core.sampling import NO_TOKEN, Sampled, Sampling
-from muro.core.scheduler import Scheduler
+from muro.core.scheduler import MAX_PREEMPTIONS, UNKNOWN_TOKEN, Scheduler
 from muro.errors import ConfigError, RequestFailedError
 from muro.wire.output import EngineCoreOutput, EventType, FinishReason
 from tests.support.scheduling import check_blocks, check_plan
@@ -23,11 +23,20 @@ GREEDY = Sampling(temperature=0.0)
 class Bench:
     """A scheduler, its cache, and every request that it was ever given; each token that is sampled is a 7."""
 
-    def __init__(self, *, blocks: int = 100, block_size: int = 4, seqs: int = 8, budget: int = 16, **more: Any) -> None:
+    def __init__(
+        self,
+        *,
+        blocks: int = 100,
+        block_size: int = 4,
+        seqs: int = 8,
+        budget: int = 16,
+        max_preemptions: int = MAX_PREEMPTIONS,
+        **more: Any,
+    ) -> None:
         self.pool = BlockPool(blocks, block_size)
         ticks = count()
         config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=budget, **more)
-        self.scheduler = Scheduler(config, self.pool, lambda: float(next(ticks)))
+        self.scheduler = Scheduler(config, self.pool, lambda: float(next(ticks)), max_preemptions)
         self.requests: dict[str, Request] = {}
         self.config = config
 
@@ -194,6 +203,161 @@ def test_a_row_without_token_ends_its_request_with_an_error() -> None:
     assert (output.finish_reason, output.new_token_ids) == (FinishReason.ERROR, [])
     assert output.error is not None and output.error.code == RequestFailedError.code
     assert len(bench.scheduler) == 0 and bench.pool.usage == 0.0
+
+
+def test_smaller_priorities_run_first_and_ties_by_arrival() -> None:
+    bench = Bench(seqs=1, scheduling_policy="priority")
+    for name, priority in (("late", 5), ("first", 0), ("second", 0), ("urgent", -7)):
+        bench.add(name, prompt=1, output=1, priority=priority)
+    assert [list(bench.step()[0]) for _ in range(4)] == [["urgent"], ["first"], ["second"], ["late"]]
+
+
+def test_priorities_do_not_count_where_requests_run_first_come_first_served() -> None:
+    bench = Bench(seqs=1)
+    bench.add("first", prompt=1, output=1)
+    bench.add("urgent", prompt=1, output=1, priority=-7)
+    assert [list(bench.step()[0]) for _ in range(2)] == [["first"], ["urgent"]]
+
+
+def test_prompts_of_smaller_priority_get_the_budget_first_but_decoding_goes_on() -> None:
+    bench = Bench(budget=8, scheduling_policy="priority")
+    bench.add("decoding", prompt=1, priority=9)
+    bench.add("long", prompt=20, priority=5)
+    assert bench.step()[0] == {"long": 8}
+    bench.add("urgent", prompt=9, priority=-1)
+    planned = [bench.step()[0] for _ in range(4)]
+    assert planned == [
+        {"long": 8},
+        {"long": 4, "urgent": 4},
+        {"urgent": 5, "long": 1, "decoding": 1},
+        {"urgent": 1, "long": 1, "decoding": 1},
+    ]
+
+
+def test_the_one_with_the_largest_priority_gives_way() -> None:
+    bench = Bench(blocks=6, block_size=1, scheduling_policy="priority")
+    bench.add("unimportant", prompt=1, output=5, priority=1)
+    bench.step()
+    bench.add("important", prompt=1, output=5)
+    while not any(r.status is RequestStatus.PREEMPTED for r in bench.requests.values()):
+        bench.step()
+    assert bench.requests["unimportant"].status is RequestStatus.PREEMPTED
+    bench.finish()
+
+
+@pytest.mark.parametrize(("bound", "times"), [(1, 1), (2, 2), (100, 4)])
+def test_whoever_was_preempted_often_enough_is_not_preempted_again(bound: int, times: int) -> None:
+    bench = Bench(
+        blocks=24, block_size=1, scheduling_policy="priority", enable_prefix_caching=False, max_preemptions=bound
+    )
+    victim = bench.add("victim", prompt=3, output=20, priority=1)
+    number = 0
+    while victim.status is not RequestStatus.FINISHED_LENGTH_CAPPED:
+        if len(bench.scheduler) == 1 and victim.status is RequestStatus.RUNNING:
+            number += 1
+            bench.add(str(number), prompt=2, output=22)  # there is always somebody more important
+        bench.step()
+    assert victim.num_preemptions == times
+    bench.finish()
+
+
+class Gate:
+    """Blocks a request until it is opened, or says why it stays closed."""
+
+    phase = "grammar"
+
+    def __init__(self) -> None:
+        self.open = False
+        self.error: RequestFailedError | None = None
+
+    def over(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.open
+
+
+def test_a_blocked_request_waits_without_holding_others() -> None:
+    bench, gate = Bench(seqs=1), Gate()
+    blocked = bench.add("blocked", prompt=1, output=1, blocked_on=gate)
+    assert (bench.scheduler.phase(), bench.step()[0]) == ("grammar", {})
+    bench.add("other", prompt=1, output=2)
+    assert bench.scheduler.phase() is None
+    assert bench.step()[0] == {"other": 1}
+    stats = bench.scheduler.stats()
+    assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.num_skipped_waiting_reqs) == (1, 0, 1)
+    gate.open = True
+    bench.add("later", prompt=1, output=1)
+    assert [bench.step()[0] for _ in range(3)] == [{"other": 1}, {"blocked": 1}, {"later": 1}]
+    assert blocked.blocked_on is None
+
+
+def test_a_blocked_request_ends_with_the_error_of_what_it_waited_for() -> None:
+    bench, gate = Bench(), Gate()
+    bench.add("blocked", prompt=1, blocked_on=gate)
+    bench.add("aborted", prompt=1, blocked_on=gate)
+    bench.scheduler.abort(["aborted"])
+    gate.error = RequestFailedError("no such grammar")
+    bench.step()
+    (ended,) = bench.scheduler.take_ended()
+    assert (ended.request_id, ended.finish_reason) == ("blocked", FinishReason.ERROR)
+    assert ended.error is not None and "no such grammar" in ended.error.message
+    assert len(bench.scheduler) == 0
+
+
+def test_a_second_request_that_begins_alike_computes_the_rest_only() -> None:
+    bench = Bench(block_size=4, budget=64)
+    shared = list(range(21))
+    bench.add("first", [*shared, 50], output=1)
+    assert bench.step()[0] == {"first": 22}
+    bench.add("second", [*shared, 60, 61], output=1)
+    planned, (output,) = bench.step()
+    assert planned == {"second": 3}
+    account = output.prefill_stats
+    assert account is not None
+    assert (account.num_prompt_tokens, account.num_cached_tokens, account.num_local_cached_tokens) == (23, 20, 20)
+    assert (account.num_computed_tokens, account.num_external_cached_tokens) == (3, 0)
+    stats = bench.scheduler.stats().prefix_cache_stats
+    assert (stats.requests, stats.queries, stats.hits) == (2, 45, 20)
+    assert bench.scheduler.stats().prefix_cache_stats.requests == 0
+
+
+def test_nothing_is_found_after_a_reset_and_what_runs_may_go_on_or_begin_again() -> None:
+    bench = Bench(block_size=4)
+    one = bench.add("one", [5] * 9)
+    bench.step()
+    bench.scheduler.reset_prefix_cache()
+    bench.add("two", [5] * 9, output=1)
+    assert bench.step()[0] == {"one": 1, "two": 9}
+    bench.scheduler.preempt_all()
+    assert (one.status, one.num_preemptions) == (RequestStatus.PREEMPTED, 0)
+    assert bench.step()[0] == {"one": 3}, "what two left is of the new time"
+    assert bench.scheduler.stats().prefix_cache_stats.reset
+
+
+def test_what_is_scheduled_ahead_is_settled_when_the_tokens_are_known() -> None:
+    bench = Bench(budget=8)
+    for name, output in (("stays", 9), ("ends", 2), ("aborted", 9)):
+        bench.add(name, prompt=2, output=output)
+    bench.step()
+    step = bench.scheduler.schedule()
+    ahead = bench.scheduler.schedule()
+    assert [s.token_ids for s in ahead.plan.sequences] == [[UNKNOWN_TOKEN]] * 2, "one must end before"
+    bench.scheduler.abort(["aborted"])
+    bench.scheduler.update(step, Sampled([7] * 3, [None] * 3))
+    bench.scheduler.settle(ahead)
+    assert [(s.request_id, s.token_ids) for s in ahead.plan.sequences] == [("stays", [7])]
+    assert (ahead.num_decodes, ahead.plan.total_tokens) == (1, 1)
+    bench.check()
+
+
+def test_a_cancelled_step_is_scheduled_again() -> None:
+    bench = Bench(budget=4, seqs=4)
+    bench.add("a", prompt=6)
+    step, ahead = bench.scheduler.schedule(), bench.scheduler.schedule()
+    assert [len(s.plan.sequences[0].token_ids) for s in (step, ahead)] == [4, 2]
+    bench.scheduler.cancel(ahead)
+    bench.scheduler.cancel(step)
+    assert [bench.step()[0] for _ in range(3)] == [{"a": 4}, {"a": 2}, {"a": 1}]
 
 
 def test_an_id_in_use_is_refused() -> None:
