@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # tokenizer.ggml.token_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
+_ROLES = ("bos", "eos", "unknown", "padding")
+
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's space
 
 # Contractions; words with at most one other character before them; digits; other signs; line ends; spaces. As in the
@@ -60,17 +62,32 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> str:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     if len(set(tokens)) != len(tokens):
         raise ConfigError("the tokenizer tables in the GGUF file are damaged: a token twice")
+    for role in _ROLES:
+        if not 0 <= metadata.get(f"tokenizer.ggml.{role}_token_id", 0) < len(tokens):
+            raise ConfigError(
+                f"the tokenizer tables in the GGUF file are damaged: there is no {role} token of that number"
+            )
     tokenizer = build(metadata, {token: i for i, token in enumerate(tokens)})
     for _, text, special in added_tokens(metadata):
         token = AddedToken(text, special=special, normalized=False)
         tokenizer.add_special_tokens([token]) if special else tokenizer.add_tokens([token])
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
     # Tokenizers of the second kind begin every text so unless they say otherwise.
-    if metadata.get("tokenizer.ggml.add_bos_token", kind == "llama") and bos is not None:
+    begin = _whole(metadata, "bos", tokens) if metadata.get("tokenizer.ggml.add_bos_token", kind == "llama") else None
+    end = _whole(metadata, "eos", tokens) if metadata.get("tokenizer.ggml.add_eos_token", False) else None
+    if begin or end:
+        around = [f"{begin[0]} " if begin else "", f" {end[0]}" if end else ""]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos]} $A", pair=f"{tokens[bos]} $A {tokens[bos]} $B", special_tokens=[(tokens[bos], bos)]
+            single=f"{around[0]}$A{around[1]}",
+            pair=f"{around[0]}$A{around[1]} {around[0]}$B{around[1]}",
+            special_tokens=[token for token in (begin, end) if token],
         )
     return tokenizer.to_str()
+
+
+def _whole(metadata: Mapping[str, Any], role: str, tokens: list[str]) -> tuple[str, int] | None:
+    """Text and id of the token with which texts begin or end."""
+    token_id = metadata.get(f"tokenizer.ggml.{role}_token_id")
+    return None if token_id is None else (tokens[token_id], token_id)
 
 
 def _over_bytes(metadata: Mapping[str, Any], vocab: dict[str, int]) -> Tokenizer:

@@ -103,6 +103,15 @@ SPM = spm()
 def test_over_characters_the_rest() -> None:
     assert SPM.encode("</s>a").tokens[:2] == ["<s>", "</s>"]
     assert spm(**{"tokenizer.ggml.add_bos_token": False}).encode("a").tokens == ["▁a"]
+    ended = spm(**{"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": 2})
+    assert ended.encode("a").tokens == ["<s>", "▁a", "</s>"]
+    assert ended.encode("a", "b").tokens == ["<s>", "▁a", "</s>", "<s>", "▁", "b", "</s>"]
+    only = {
+        "tokenizer.ggml.add_eos_token": True,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    assert spm(**only).encode("a").tokens == ["▁a", "</s>"]
     assert spm(**{"tokenizer.ggml.add_space_prefix": False}).encode("a").tokens == ["<s>", "a"]
 
 
@@ -110,7 +119,8 @@ def test_over_characters_the_rest() -> None:
     ("changes", "says"),
     [
         ({"tokenizer.ggml.scores": [0.0]}, "without a score"),
-        ({"tokenizer.ggml.unknown_token_id": None}, "without a score"),
+        ({"tokenizer.ggml.unknown_token_id": len(SPM_TOKENS)}, "no unknown token of that number"),
+        ({"tokenizer.ggml.bos_token_id": 10**6}, "no bos token of that number"),
         ({"tokenizer.ggml.tokens": [*SPM_TOKENS[:-1], "a"]}, "twice"),
         ({"tokenizer.ggml.model": "t5"}, "'t5' are not supported"),
     ],
