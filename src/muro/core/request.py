@@ -171,11 +171,17 @@ class Request:
         self.sampler_state: SamplerState | None = None
         self.trace_headers = trace_headers
         self.queue_timeout = queue_timeout
+        self.priority = priority
+        self.blocked_on = blocked_on
+        self.cache_salt = cache_salt
+        self.lora_id = lora_id
+        self._begin()
+
+    def _begin(self) -> None:
+        """What others keep here."""
         self.status = RequestStatus.WAITING
         # Whose turn it is: kept by the queues.
-        self.priority = priority
         self.rank: Rank = (0, 0)
-        self.blocked_on = blocked_on
         self.num_preemptions = 0
         # What is in the cache: kept by the scheduler, which may run a step ahead of what is computed.
         self.num_computed_tokens = 0
@@ -184,8 +190,6 @@ class Request:
         self.capacity = 0
         """Tokens for which the block table has room."""
         # What others may share of it, and it of others'.
-        self.cache_salt = cache_salt
-        self.lora_id = lora_id
         self.hash_secret: bytes | None = None
         self.block_hashes: list[bytes] = []
         self.num_kept_blocks = 0
