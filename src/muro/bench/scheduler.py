@@ -95,7 +95,7 @@ def run(*, steps: int = 400, rounds: int = 3, progress: Callable[[str], None] = 
     """Measure at 1, 32, 256 and 1024 running requests.
 
     Args:
-        steps: steps in which all of them decode.
+        steps: tokens of each request; enough that all of them decode at once for a while (50 and more).
         rounds: measurements of each kind; the median is reported.
         progress: hears what is being measured.
 

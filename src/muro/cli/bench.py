@@ -1,4 +1,4 @@
-"""`muro bench`: the wall, a server, the bare model."""
+"""`muro bench`: the wall, a server, the bare model, the scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from muro.cli.help import Command
 from muro.cli.options import flags, pairs
 
-HELP = """Measure: the wall itself, any OpenAI-compatible server, the bare model.
+HELP = """Measure: the wall itself, any OpenAI-compatible server, the bare model, the scheduler.
 
 \b
 Examples:
@@ -21,6 +21,7 @@ Examples:
     muro bench restart
 
     muro bench executor "$(muro pull demo)"
+    muro bench scheduler
 """
 
 
@@ -64,6 +65,14 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True):
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the engine; may be repeated.")
     ] = None
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per stream and round.")] = 64
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+
+
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags of `muro bench scheduler`."""
+
+    steps: Annotated[int, typer.Option(min=100, help="Tokens of each request.")] = 400
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind; the median counts.")] = 3
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
 
@@ -113,10 +122,19 @@ def executor(options: ExecutorOptions) -> None:
     print(json.dumps(result) if options.json else _plain(result))
 
 
+@flags(SchedulerOptions)
+def scheduler(options: SchedulerOptions) -> None:
+    """What scheduling costs, with a model that takes no time; takes about half a minute."""
+    from muro.bench import scheduler as measure
+
+    result = measure.run(steps=options.steps, rounds=options.rounds, progress=_progress)
+    print(json.dumps(result) if options.json else measure.text(result))
+
+
 def make_app() -> typer.Typer:
     """The group of commands."""
     app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
-    for command in (wall, serve, restart, executor):
+    for command in (wall, serve, restart, executor, scheduler):
         app.command(command.__name__, cls=Command, help=command.__doc__)(command)
     return app
 

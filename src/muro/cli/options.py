@@ -74,6 +74,29 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens per step of the engine.", rich_help_panel=_ENGINE)
     ] = None
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"] | None,
+        typer.Option(
+            help="Who runs first: who came first, or whose priority is the smallest. Default: fcfs.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Whether prompts that begin like an earlier one use what was computed for it. Default: yes.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    async_scheduling: Annotated[
+        bool | None,
+        typer.Option(
+            "--async-scheduling/--no-async-scheduling",
+            help="Whether a step is scheduled while the one before it runs. Default: no.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
     startup_timeout: Annotated[
         float, typer.Option(help="Seconds that a starting engine may show no progress.", rich_help_panel=_ENGINE)
     ] = 600.0
@@ -263,7 +286,13 @@ def flags(options: type[O]) -> Callable[[Callable[[O], None]], Callable[..., Non
 def engine_options(options: ServeOptions) -> dict[str, Any]:
     """What the engine is given: `NAME=VALUE`s, and the bounds that have flags of their own. Raises ConfigError."""
     given = pairs(options.engine_option or ())
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
+    for name in (
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "scheduling_policy",
+        "enable_prefix_caching",
+        "async_scheduling",
+    ):
         if (value := getattr(options, name)) is not None:
             given[name] = value
     if options.fault:

@@ -36,6 +36,9 @@ def test_options_of_the_engine() -> None:
     options = ServeOptions(engine_option=["step-ms=20", "path=a=b"], max_num_seqs=4)
     assert engine_options(options) == {"step_ms": "20", "path": "a=b", "max_num_seqs": 4}
     assert engine_options(ServeOptions(fault=["hang"])) == {"fault": ["hang"]}
+    given = ServeOptions(scheduling_policy="priority", enable_prefix_caching=False, async_scheduling=True)
+    wanted = {"scheduling_policy": "priority", "enable_prefix_caching": False, "async_scheduling": True}
+    assert engine_options(given) == wanted
 
 
 @pytest.mark.parametrize("text", ["x", "=1", ""])

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from muro.core.options import SchedulerConfig
 from muro.core.request import Request
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import Engine, EngineInfo, FailureCallback, Report, StepResult, TakeAborts, operation
@@ -69,14 +68,7 @@ def create_engine(model: str | None, options: SimOptions, report: Report) -> Sim
         for fault in schedule.due("loading"):
             commit(fault)
         time.sleep(options.load_s / LOADING_STEPS)
-    scheduler = SchedulerConfig(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_logprobs=options.max_logprobs,
-        thinking_start_token_ids=options.thinking_start_token_ids,
-        thinking_end_token_ids=options.thinking_end_token_ids,
-    )
-    stepper = StepperEngine(SimExecutor(options, vocab_size), scheduler)
+    stepper = StepperEngine(SimExecutor(options, vocab_size), options.scheduler())
     engine = SimEngine(stepper, schedule, greedy=options.tokens == "fixed")
     engine.start()
     return engine
@@ -156,10 +148,18 @@ class SimEngine(Engine):
     def stats(self) -> SchedulerStats:
         return self._inner.stats()
 
+    def phase(self) -> str | None:
+        return self._inner.phase()
+
     def shutdown(self) -> None:
         self._idle.close()
         self._reach("shutdown")
         self._inner.shutdown()
+
+    @operation
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """See `StepperEngine.reset_prefix_cache`."""
+        return self._inner.reset_prefix_cache(reset_running_requests, reset_connector)
 
     @operation
     def inject_fault(self, fault: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -77,6 +78,7 @@ class SimExecutor:
         self._letters = np.array(list(alphabet(vocab_size)), np.intp)
         self._cache = array("Q", bytes(8 * options.num_blocks * options.block_size))
         self._logits = np.full((options.max_num_seqs, vocab_size), _OUT_OF_QUESTION, np.float32)
+        self._thread = ThreadPoolExecutor(1, "forward") if options.async_scheduling else None
         self._marked: tuple[np.ndarray, np.ndarray] | None = None
         self._info = ExecutorInfo(
             max_model_len=options.max_model_len,
@@ -88,8 +90,12 @@ class SimExecutor:
     def info(self) -> ExecutorInfo:
         return self._info
 
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Digest the planned tokens, and let the rest of the step's time pass. The next call overwrites the logits."""
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
+        """See `Executor.execute`. The next call overwrites the logits."""
+        return self._forward(plan) if self._thread is None else self._thread.submit(self._forward, plan)
+
+    def _forward(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Digest the planned tokens, and let the rest of the step's time pass."""
         due = self._clock() + self.seconds(plan)
         sampled: list[int] = []
         for sequence in plan.sequences:
@@ -121,7 +127,8 @@ class SimExecutor:
         """Never fails on its own."""
 
     def shutdown(self) -> None:
-        """Holds nothing but memory."""
+        if self._thread is not None:
+            self._thread.shutdown()
 
     def _advance(self, sequence: SequencePlan) -> list[int]:
         """Store the digest at each of the planned positions, and give them."""

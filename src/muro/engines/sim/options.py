@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from muro.core.options import TokenIds
+from muro.core.options import SchedulerConfig, SchedulingPolicy, TokenIds
 from muro.errors import ConfigError
 
 BYTES = 258
@@ -45,6 +45,12 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that run at once."""
     max_num_batched_tokens: int = 2048
     """Tokens per step; longer prompts are computed in chunks."""
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    """"fcfs": first come, first served. "priority": the smaller priority first, then first come, first served."""
+    enable_prefix_caching: bool = True
+    """Whether what the cache still holds of a request's beginning is used instead of computed again."""
+    async_scheduling: bool = False
+    """Whether a step is scheduled while the one before it runs; the time of steps then passes in a thread apart."""
     max_logprobs: int = 20
     """The most log-probabilities per token that a request may ask for; -1: no bound."""
     thinking_start_token_ids: TokenIds = ()
@@ -69,6 +75,19 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"vocab_size is {self.vocab_size}; the simulator speaks ASCII, so it must be at least 128"
             )
+
+    def scheduler(self) -> SchedulerConfig:
+        """What of this is for the scheduler."""
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            scheduling_policy=self.scheduling_policy,
+            enable_prefix_caching=self.enable_prefix_caching,
+            async_scheduling=self.async_scheduling,
+            max_logprobs=self.max_logprobs,
+            thinking_start_token_ids=self.thinking_start_token_ids,
+            thinking_end_token_ids=self.thinking_end_token_ids,
+        )
 
     @property
     def faults(self) -> list[str]:

@@ -48,7 +48,9 @@ def build() -> Iterator[Build]:
         engine.shutdown()
 
 
-@pytest.mark.parametrize("options", [{}, {"tokens": "sampled"}, {"num_blocks": 64, "block_size": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"tokens": "sampled"}, {"num_blocks": 64, "block_size": 1}, {"async_scheduling": True}]
+)
 @pytest.mark.parametrize("reuse", [False, True])
 def test_it_keeps_the_contract(options: dict[str, Any], reuse: bool) -> None:
     report = check_engine("sim", options=FAST | options, reuse=reuse)
@@ -56,13 +58,36 @@ def test_it_keeps_the_contract(options: dict[str, Any], reuse: bool) -> None:
     assert [result.case for result in report.results] == CASES
 
 
-def test_tokens_are_those_foretold_however_they_are_asked_for(build: Build) -> None:
-    harness = StepHarness(build(num_blocks=12, block_size=4))  # too small a cache for all: some are preempted
+@pytest.mark.parametrize("options", [{}, {"async_scheduling": True}, {"enable_prefix_caching": False}])
+def test_tokens_are_those_foretold_however_they_are_asked_for(build: Build, options: dict[str, Any]) -> None:
+    # Too small a cache for all: some are preempted.
+    harness = StepHarness(build(num_blocks=12, block_size=4, **options))
     prompts = {f"r{n}": PROMPT + bytes([65 + n]) for n in range(6)}
     for number, (name, prompt) in enumerate(prompts.items()):
         harness.submit(generate_request(name, prompt, max_tokens=12, temperature=number / 4, seed=number))
     harness.run()
     assert {name: harness.tokens(name) for name in prompts} == {n: continuation(p, 12) for n, p in prompts.items()}
+
+
+def test_a_beginning_is_used_again_until_it_is_to_be_forgotten(build: Build) -> None:
+    engine = build(block_size=4)
+    harness = StepHarness(engine)
+    hits = []
+    for number in range(3):
+        if number == 2:
+            assert engine.reset_prefix_cache() is True
+        harness.submit(generate_request(str(number), PROMPT, max_tokens=1))
+        engine.step(list)
+        hits.append(engine.stats().prefix_cache_stats.hits)
+        assert not engine.has_work()
+    assert hits == [0, 12, 0]
+
+
+def test_priorities_count_if_they_are_to(build: Build) -> None:
+    request = msgspec.structs.replace(generate_request("a", PROMPT, max_tokens=1), priority=-1)
+    build(scheduling_policy="priority").preprocess(request)
+    with pytest.raises(InvalidRequestError, match="priority"):
+        build().preprocess(request)
 
 
 def test_the_seed_changes_them(build: Build) -> None:
