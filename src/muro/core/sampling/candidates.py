@@ -47,7 +47,8 @@ class Filters:
             floor = np.float32(top - NEAR * sampling.temperature)
             ids = self._every if all_ids else np.flatnonzero(row >= floor)
             if 2 * len(ids) < len(row):
-                distance = top - float(floor)
+                # The others are at least one step of float32 below, which is a lot where numbers are large.
+                distance = top - float(np.nextafter(floor, np.float32(-np.inf)))
             else:
                 ids = self._every
         return Candidates(ids, row[ids], top, sampling.temperature, key, distance)

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BIAS = 100.0
+MAX_TEMPERATURE = 1e30
 MAX_BAD_WORDS = 4096
 MAX_PATTERN_SIZE = 1024
-"""Bounds of the protocol (the first two), and of the work that one request may make at each step."""
+"""Bounds of the protocol (the first two), of numbers (from there on all ids are equal), and of the work per step."""
 
 
 def sampling(params: SamplingParams, bounds: Bounds) -> Sampling:
@@ -40,7 +41,7 @@ def sampling(params: SamplingParams, bounds: Bounds) -> Sampling:
     others = _logprob_token_ids(params, bounds)
     logprobs = checked_logprobs("logprobs", params.logprobs, bounds)
     return Sampling(
-        temperature=params.temperature,
+        temperature=min(params.temperature, MAX_TEMPERATURE),
         top_k=max(params.top_k, 0),
         top_p=params.top_p,
         min_p=params.min_p,
@@ -73,7 +74,7 @@ def _history(params: SamplingParams, bounds: Bounds) -> History | None:
         value = getattr(params, name)
         demand(-2.0 <= value <= 2.0, name, value, "in -2 ... 2")
     repetition = params.repetition_penalty
-    demand(0.0 < repetition < math.inf, "repetition_penalty", repetition, "a positive number; 1 switches it off")
+    demand(1e-6 <= repetition <= 1e6, "repetition_penalty", repetition, "in 0.000001 ... 1000000; 1 switches it off")
     bad_tokens, bad_words = _bad_words(params, bounds)
     history = History(
         presence_penalty=params.presence_penalty,
@@ -108,8 +109,8 @@ def _bias(params: SamplingParams, bounds: Bounds) -> Bias | None:
     _check_ids("logit_bias", bias, bounds)
     for token_id, value in bias.items():
         demand(not math.isnan(value), "logit_bias", f"{value} for {token_id}", "a number")
-    values = np.fromiter(bias.values(), np.float32, len(bias))
-    return Bias(np.fromiter(bias, np.intp, len(bias)), np.clip(values, -MAX_BIAS, MAX_BIAS))
+    values = [max(-MAX_BIAS, min(MAX_BIAS, value)) for value in bias.values()]
+    return Bias(np.array(list(bias), np.intp), np.array(values, np.float32))
 
 
 def _logprob_token_ids(params: SamplingParams, bounds: Bounds) -> Ids | None:

@@ -1,7 +1,7 @@
 """Drawing: who has the largest sum of scaled logit and noise.
 
-The token is the one with the largest `logit / temperature + gumbel(seed, position, token id)`, which is a draw from
-the softmax (the Gumbel-max trick). Many draws run at once, as one long array; none depends on another.
+The token is the one with the largest `(logit - top) / temperature + gumbel(seed, position, token id)`, which is a draw
+from the softmax (the Gumbel-max trick). Many draws run at once, as one long array; none depends on another.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ def winners(noise: Noise, draws: Sequence[Candidates]) -> list[int | None]:
     close = np.flatnonzero(bound >= np.repeat((reached - 1e-3).astype(np.float32), lengths))
     begins = np.searchsorted(close, starts)
     counts = np.diff(begins, append=len(close))
-    sums = logits[close].astype(np.float64) / np.repeat(temperatures, counts) + gumbel(hashes[close])
+    sums = logits[close].astype(np.float64) - np.repeat(tops, counts)
+    sums /= np.repeat(temperatures, counts)
+    sums += gumbel(hashes[close])
     # Of equal sums, the lowest id wins.
     best = [begin + int(sums[begin : begin + count].argmax()) for begin, count in zip(begins, counts, strict=True)]
     tokens: list[int | None] = ids[close[best]].tolist()
-    for place in _open(noise, draws, keys, sums[best] - tops / temperatures):
+    for place in _open(noise, draws, keys, sums[best]):
         tokens[place] = None
     return tokens
 
@@ -58,7 +60,8 @@ def winners(noise: Noise, draws: Sequence[Candidates]) -> list[int | None]:
 def _open(noise: Noise, draws: Sequence[Candidates], keys: np.ndarray, reached: np.ndarray) -> list[int]:
     """The draws that an outsider may win, whose noise makes up for what it lacks; `reached` is the winner's sum.
 
-    Noise is at most -log(v) for a hash of v * 2**32, so only a very small hash can do that, and few ids have one.
+    Noise is at most -log(v) for a hash of v * 2**32, so only a very small hash can do that, and few ids have one. Since
+    the top itself is among the candidates, sums reach at least the least noise, -3.1: the limits are bounded.
     """
     places = [place for place, draw in enumerate(draws) if draw.distance is not None]
     if not places:

@@ -47,18 +47,27 @@ class Sampler:
         """Choose one token per row of `logits`, shape [len(draws), vocab_size]; a row whose draw is None is skipped."""
         if not draws:
             return Sampled([], [])
-        token_ids = self._tokens(logits, draws)
+        # Logits may be as far apart as the numbers go; what overflows then is as good as infinite.
+        with np.errstate(over="ignore"):
+            token_ids = self._tokens(logits, draws)
+            logprobs = self._logprobs(logits, draws, token_ids)
+        return Sampled(token_ids, logprobs)
+
+    def read_prompt(self, logprobs: PromptLogprobs, logits: NDArray[np.float32], token_ids: list[int]) -> None:
+        """Book what `logits`, shape [len(token_ids), vocab_size], say of the tokens of a prompt that followed."""
+        with np.errstate(over="ignore"):
+            for row, token_id in zip(logits, token_ids, strict=True):
+                logprobs.add(self._columns, row, token_id)
+
+    def _logprobs(
+        self, logits: NDArray[np.float32], draws: Sequence[Draw | None], token_ids: list[int]
+    ) -> list[Logprobs | None]:
         logprobs: list[Logprobs | None] = [None] * len(draws)
         for i, draw in enumerate(draws):
             if draw is not None and draw.sampling.logprobs is not None and token_ids[i] != NO_TOKEN:
                 top, others = draw.sampling.logprobs, draw.sampling.logprob_token_ids
                 logprobs[i] = sample_logprobs(self._columns, logits[i], token_ids[i], top, others)
-        return Sampled(token_ids, logprobs)
-
-    def read_prompt(self, logprobs: PromptLogprobs, logits: NDArray[np.float32], token_ids: list[int]) -> None:
-        """Book what `logits`, shape [len(token_ids), vocab_size], say of the tokens of a prompt that followed."""
-        for row, token_id in zip(logits, token_ids, strict=True):
-            logprobs.add(self._columns, row, token_id)
+        return logprobs
 
     def _tokens(self, logits: NDArray[np.float32], draws: Sequence[Draw | None]) -> list[int]:
         if all(draw is not None and _is_plain(draw) for draw in draws):

@@ -215,6 +215,23 @@ def test_a_row_without_usable_scores_gives_no_token_and_hurts_no_other(bad: floa
     assert NO_TOKEN not in (sampled.token_ids[0], sampled.token_ids[2])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0, 1e30, 1e300])
+@pytest.mark.parametrize("option", [{}, {"min_p": 0.1}, {"top_k": 3}, {"top_p": 1e-300}, {"logit_bias": {7: -1e300}}])
+@pytest.mark.parametrize("size", [VOCAB, 20_000])
+def test_numbers_as_far_apart_as_they_go(temperature: float, option: dict[str, object], size: int) -> None:
+    """No warning, no work without bound, and the only token that can come comes."""
+    logits = np.full((3, size), -3e38, np.float32)
+    logits[0, 5] = 3e38
+    logits[1, :5], logits[1, 5], logits[1, 6:] = -np.inf, -3e38, -np.inf
+    logits[2] = -np.inf
+    logits[2, 5] = 0.0
+    params = SamplingParams(temperature=temperature, seed=1, logprobs=2, **option)  # type: ignore[arg-type]
+    sampled = Sampler(size).sample(logits, [draw_for(params, [1], [2], size)] * 3)
+    assert sampled.token_ids[1:] == [5, 5]
+    assert sampled.token_ids[0] == 5 or temperature >= 1e30  # so hot that even these distances are nothing
+    assert all(logprobs is not None for logprobs in sampled.logprobs)
+
+
 def test_everything_forbidden_gives_no_token() -> None:
     logits = rows(4, 5, seed=6)
     logits[1] = -np.inf
