@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from muro.server.health import EngineHealth, Health, QueueHealth
-from muro.server.health_port import LOOK, MOST, STUCK, HealthPort
+from muro.server.health_port import MOST, STUCK, HealthPort
 from tests.support.deadline import until
 
 
