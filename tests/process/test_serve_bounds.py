@@ -76,10 +76,12 @@ def test_a_full_queue_refuses_with_a_hint(server: Server, occupied: None) -> Non
             waiting.enter_context(in_flight(server))
         until(lambda: server.metric("muro:queued_requests") == 3)
         before = refused(server, "requests")
-        answers = [post(server) for _ in range(5)]
+        answers = [post(server, {"X-Request-Id": "mine"}) for _ in range(5)]
+        assert {answer.headers["x-request-id"] for answer in answers} == {"mine"}
+        assert len(post(server).headers["x-request-id"]) == 32
         assert {error(answer) for answer in answers} == {(503, "overloaded")}
         assert all(1 <= int(answer.headers["retry-after"]) <= 30 for answer in answers)
-        assert refused(server, "requests") == before + 5
+        assert refused(server, "requests") == before + 6
         assert server.status("/health") == server.status("/readyz") == 200
     until(lambda: server.metric("muro:queued_requests") == 0)
     assert server.metric("muro:queued_prompt_tokens") == 0

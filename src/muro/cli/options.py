@@ -155,6 +155,16 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to serve on; 0: any free one.", rich_help_panel=_HTTP)
     ] = 8000
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Answer /livez, /readyz and /health on this port, too: from a thread of its own, in plain HTTP, "
+            "however many callers crowd the other one. Default: no such port.",
+            rich_help_panel=_HTTP,
+        ),
+    ] = None
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(

@@ -129,6 +129,7 @@ def _server_config(options: ServeOptions) -> ServerConfig:
     return ServerConfig(
         host=options.host,
         port=options.port,
+        health_port=options.health_port,
         served_names=tuple(options.served_model_name or ()),
         shutdown_timeout=options.shutdown_timeout,
         deaths=DeathPolicy(on_engine_death=options.on_engine_death, restart_wait=options.restart_wait),

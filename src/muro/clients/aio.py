@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 from muro.clients.aio_stream import AsyncStream, Feed
 from muro.clients.arguments import check_timeout
 from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
+from muro.clients.hearing import hear
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
 from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
@@ -31,7 +32,7 @@ from muro.clients.status import engine_statuses
 from muro.clients.weak import weakly
 from muro.errors import CallTimeoutError, EngineDeadError, UsageError
 from muro.ids import EngineRank
-from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
+from muro.launch.events import Event
 from muro.transport.aio import AsyncReader
 from muro.transport.sockets import Frame
 from muro.wire.codec import Marker
@@ -305,14 +306,7 @@ class AsyncMPClient:
             self._apply(event)
 
     def _apply(self, event: Event) -> None:
-        match event:
-            case EngineDied():
-                self._session.died(event.rank, event.generation, event.error)
-            case EngineReplaced():
-                self._session.succeeded(event.rank, event.generation, event.ready)
-                self._link.adopt(event)
-            case EngineGivenUp():
-                self._session.end(event.error)
+        hear(event, self._session, self._link)
         self._wake_all()
 
     def _end(self) -> None:

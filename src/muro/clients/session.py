@@ -371,8 +371,7 @@ class Session:
         return [[engines[rank].identity, *engines[rank].encoder.abort(ids)] for rank, ids in by_engine.items()]
 
     def _sized(self, frames: list[Frame]) -> list[Frame]:
-        kind, payload, *aux = frames
-        size = len(kind) + len(payload) + sum(memoryview(frame).nbytes for frame in aux)
+        size = len(frames[0]) + len(frames[1]) + sum(memoryview(frame).nbytes for frame in frames[2:])
         if size > self._largest:
             raise LocalProtocolError(f"it has {size} bytes; the limit is {self._largest} (max_message_bytes)")
         return frames

@@ -25,6 +25,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 
 from muro.clients.arguments import check_timeout
 from muro.clients.calls import PendingCall
+from muro.clients.hearing import hear
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.seat import Seat, Waiter
 from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
@@ -32,7 +33,7 @@ from muro.clients.status import Watched, engine_statuses
 from muro.clients.sync_stream import Feed, SyncStream
 from muro.errors import CallTimeoutError, EngineDeadError, UsageError
 from muro.ids import EngineRank
-from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
+from muro.launch.events import EngineReplaced, Event
 from muro.wire.ops import Op
 from muro.wire.output import EngineCoreOutputs
 from muro.wire.request import EngineCoreRequest
@@ -342,14 +343,7 @@ class ThreadsClient:
             self._seat.ring(next(iter(self._batch_readers)))
 
     def _apply(self, event: Event) -> None:
-        match event:
-            case EngineDied():
-                self._session.died(event.rank, event.generation, event.error)
-            case EngineReplaced():
-                self._session.succeeded(event.rank, event.generation, event.ready)
-                self._link.adopt(event)
-            case EngineGivenUp():
-                self._session.end(event.error)
+        hear(event, self._session, self._link)
         self._ring_batch_readers()
         for waiter in self._patient:
             self._seat.ring(waiter)

@@ -18,7 +18,7 @@ A fault is written `place:kind` or `place:kind=argument`:
            executor    report a failure of the executor
            garble      hand out an output that cannot be encoded
 
-The kinds `barren`, `executor` and `garble` need the engine's help, so `commit` leaves them to it.
+The kinds `barren`, `executor` and `garble` need the engine's help: a `Culprit` commits those as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from muro.engine.interface import FailureCallback
 from muro.errors import ConfigError, InvalidRequestError
+from muro.wire.output import EngineCoreOutput
 
 PLACES = ("construct", "loading", "preprocess", "add", "step", "output", "operation", "shutdown", "idle")
 KINDS = (
@@ -93,6 +95,30 @@ def commit(fault: Fault, request_id: str | None = None) -> None:
             time.sleep(float(fault.argument or 1))
         case "thread":
             _end_thread(fault.argument)
+
+
+class Culprit:
+    """An engine's part in its own faults."""
+
+    def __init__(self) -> None:
+        self.executor_failed: FailureCallback | None = None
+        """Where a failure of the executor is reported."""
+        self.barren = False
+        """Whether nothing is to be put out any more."""
+
+    def commit(self, fault: Fault, request_id: str | None = None, output: EngineCoreOutput | None = None) -> None:
+        """As `commit`, for every kind; `output` is what `garble` garbles."""
+        match fault.kind:
+            case "executor":
+                if self.executor_failed is not None:
+                    self.executor_failed(RuntimeError("the executor was asked to fail"))
+            case "barren":
+                self.barren = True
+            case "garble":
+                if output is not None:
+                    output.kv_transfer_params = {"awkward": object()}
+            case _:
+                commit(fault, request_id)
 
 
 def _die_by_signal(name: str) -> NoReturn:

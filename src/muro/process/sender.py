@@ -108,7 +108,9 @@ class Sender:
         outbox = self._outbox
         pool = BufferPool(len(self._addresses.outputs) + 1)
         in_flight = self._in_flight = InFlight(self._limits.max_bytes_in_flight, pool)
-        sockets.extend(connect_push(address, dial=self._dial) for address in self._addresses.outputs)
+        # Heartbeats go over the input connections alone: here a front-end that does not read would stop them.
+        dial = Dial(self._dial.curve)
+        sockets.extend(connect_push(address, dial=dial) for address in self._addresses.outputs)
         with outbox.turn:
             self._lanes = [self._lane(ClientIndex(i), socket, in_flight, pool) for i, socket in enumerate(sockets)]
         patience = None

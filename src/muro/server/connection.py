@@ -47,8 +47,8 @@ class Connections:
         self.refused = 0
         self.slow_heads = 0
         self.slow_readers = 0
-        self.refusal: Callable[[], bytes | None] = lambda: None
-        """Asked for each request that generates: the whole answer if it is to be refused at once."""
+        self.refusal: Callable[[bytes], bytes | None] = lambda request_id: None
+        """Asked for each request that generates, by its X-Request-Id: the whole answer if it is refused at once."""
 
     def protocol(self, **arguments: Any) -> BoundedConnection:
         """A new connection; what uvicorn calls its protocol class."""
@@ -140,7 +140,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Whether the request was answered here. Not one that follows another which is still being answered."""
         if not self.url.startswith(GENERATING) or not self._idle:
             return False
-        answer = self._shared.refusal()
+        request_id = next((value for name, value in self.headers if name == b"x-request-id"), b"")
+        answer = self._shared.refusal(request_id)
         if answer is None:
             return False
         self.transport.write(answer)

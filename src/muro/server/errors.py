@@ -67,14 +67,15 @@ def reply(
     return ErrorReply(status, ErrorBody(ErrorDetail(message, kind, param, code)), headers or {})
 
 
-def raw(answer: ErrorReply) -> bytes:
-    """The whole answer as it travels over HTTP/1.1."""
+def raw(answer: ErrorReply, request_id: str) -> bytes:
+    """The whole answer to a request as it travels over HTTP/1.1."""
     body = msgspec.json.encode(answer.body)
     status = HTTPStatus(answer.status)
     head = [
         f"HTTP/1.1 {status.value} {status.phrase}",
         "content-type: application/json",
         f"content-length: {len(body)}",
+        f"x-request-id: {request_id}",
     ]
     head += [f"{name}: {value}" for name, value in answer.headers.items()]
     return "\r\n".join([*head, "\r\n"]).encode() + body

@@ -46,6 +46,12 @@ class BodyBounds(msgspec.Struct, frozen=True):
     seconds: float
 
 
+def request_id_of(given: bytes) -> str:
+    """The value of `X-Request-Id` if it can be one, else an id of our own."""
+    text = given.decode("latin-1")
+    return text if 0 < len(text) <= MAX_REQUEST_ID and text.isascii() and text.isprintable() else uuid.uuid4().hex
+
+
 class GoneError(Exception):
     """The caller has left: before its body was complete, or while it was answered."""
 
@@ -66,11 +72,10 @@ class Exchange:
 
     def identify(self) -> None:
         """Take over `X-Request-Id`, or make one up. Raises InvalidRequestError."""
-        given = self._headers.get(b"x-request-id", b"").decode("latin-1")
-        if len(given) > MAX_REQUEST_ID or not given.isascii() or (given and not given.isprintable()):
-            self.request_id = uuid.uuid4().hex
+        given = self._headers.get(b"x-request-id", b"")
+        self.request_id = request_id_of(given)
+        if given and self.request_id != given.decode("latin-1"):
             raise InvalidRequestError(f"X-Request-Id must be at most {MAX_REQUEST_ID} printable ASCII characters")
-        self.request_id = given or uuid.uuid4().hex
 
     def header(self, name: bytes) -> str | None:
         """A header's value; `name` in lower case."""

@@ -23,7 +23,8 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -35,6 +36,8 @@ from muro.llm.replay import DeathPolicy
 from muro.llm.words import ModelChoice
 from muro.server.app import make_app
 from muro.server.gate import ApiKeys, read_api_keys
+from muro.server.health import health
+from muro.server.health_port import HealthPort
 from muro.server.limits import HttpLimits
 from muro.server.listening import LAST_WORDS, listening, tls_context
 from muro.server.service import Service
@@ -56,6 +59,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    health_port: int | None = None
+    """Where health is answered besides, however busy `port` is; None: nowhere."""
     served_names: tuple[str, ...] = ()
     """What callers call the model; empty: as `ModelChoice.names`."""
     limits: HttpLimits = HttpLimits()
@@ -72,8 +77,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long a server whose engine has died, and is not started again, goes on telling so."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket that does not listen yet. Raises ConfigError."""
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A bound TCP socket that does not listen yet. Raises ConfigError, which names the flag for another port."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
@@ -84,8 +89,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        flag = "another address: --host" if error.errno == errno.EADDRNOTAVAIL else "another port: --port"
-        raise ConfigError(f"cannot serve on {host} port {port}: {error.strerror}; {flag}") from error
+        remedy = "another address: --host" if error.errno == errno.EADDRNOTAVAIL else f"another port: {flag}"
+        raise ConfigError(f"cannot serve on {host} port {port}: {error.strerror}; {remedy}") from error
     return listener
 
 
@@ -164,7 +169,7 @@ async def serve(
         stops.take_signals()
     else:
         take_signals(stops.ask_soon)
-    with listener:
+    with listener, _health_port(config) as door:
         keys = ApiKeys() if config.api_key_file is None else read_api_keys(config.api_key_file)
         tls = tls_context(config.tls_certfile, config.tls_keyfile)
         llm = await _start(stops, choice, connect, config.deaths, on_progress)
@@ -178,12 +183,28 @@ async def serve(
                 # What start-up has left is here to stay: no collection need look at it again.
                 gc.collect()
                 gc.freeze()
+                if door is not None:
+                    door.keep(lambda: health(service, time.monotonic_ns()))
                 on_serving(url_of(listener, secure=tls is not None), service)
                 await _until_over(service, stops, config)
             return _exit_code(llm, asked=stops.count > 0)
         finally:
             gc.unfreeze()
             await llm.aclose()
+
+
+@contextlib.contextmanager
+def _health_port(config: ServerConfig) -> Iterator[HealthPort | None]:
+    """The second door of those who watch us, if they have one. Raises ConfigError."""
+    if config.health_port is None:
+        yield None
+        return
+    door = HealthPort(bind(config.host, config.health_port, "--health-port")).open()
+    log.info("health is answered on %s, too", door.url)
+    try:
+        yield door
+    finally:
+        door.close()
 
 
 async def _start(

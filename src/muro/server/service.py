@@ -14,7 +14,7 @@ from muro.llm.aio import AsyncLLM
 from muro.server.admission import Admission
 from muro.server.connection import Connections
 from muro.server.errors import raw, reply_to
-from muro.server.exchange import BodyBounds
+from muro.server.exchange import BodyBounds, request_id_of
 from muro.server.limits import HttpLimits, connections_for, file_limit
 
 _BODY_BYTES_PER_TOKEN = 64
@@ -117,7 +117,7 @@ class Service:
         if self._closing:
             raise OverloadedError("the server is shutting down", retry_after=RETRY_AFTER_SECONDS)
 
-    def _refusal(self) -> bytes | None:
+    def _refusal(self, request_id: bytes) -> bytes | None:
         """The whole answer to one more request, if there is no room for it; see `connection`."""
         if self._closing or not self.admission.full:
             return None
@@ -125,7 +125,7 @@ class Service:
             self.admission.check()
         except OverloadedError as error:
             self.outcomes[error.code] += 1
-            return raw(reply_to(error))
+            return raw(reply_to(error), request_id_of(request_id))
         return None
 
     @contextlib.contextmanager

@@ -16,7 +16,7 @@ import msgspec
 
 from muro.engine.interface import EngineInfo, FailureCallback, Report, StepResult, TakeAborts, operation
 from muro.engines.echo import EchoEngine
-from muro.engines.faults import Fault, commit, parse_fault
+from muro.engines.faults import Culprit, Fault, commit, parse_fault
 from muro.wire.output import EngineCoreOutput
 from muro.wire.request import EngineCoreRequest
 
@@ -39,8 +39,7 @@ class FaultyEngine(EchoEngine):
         self._options = options
         self._armed: list[Fault] = [parse_fault(options.fault)] if options.fault else []
         self._by_request: dict[str, Fault] = {}
-        self._barren = False
-        self._executor_failed: FailureCallback | None = None
+        self._culprit = Culprit()
         self._reach("construct")
         for done in range(LOADING_STEPS):
             report("weights", 100 * done / LOADING_STEPS)
@@ -50,7 +49,7 @@ class FaultyEngine(EchoEngine):
         return EngineInfo(max_model_len=self._options.max_model_len)
 
     def on_executor_failure(self, callback: FailureCallback) -> None:
-        self._executor_failed = callback
+        self._culprit.executor_failed = callback
 
     def preprocess(self, request: EngineCoreRequest) -> EngineCoreRequest:
         self._reach("preprocess", request.request_id, requested_fault(request))
@@ -76,8 +75,8 @@ class FaultyEngine(EchoEngine):
         for request_id, fault in list(self._by_request.items()):
             if fault.place == "step":
                 del self._by_request[request_id]
-                self._commit(fault, request_id)
-        if self._barren:
+                self._culprit.commit(fault, request_id)
+        if self._culprit.barren:
             self.abort_requests(take_aborts())
             return StepResult([])
         result = super().step(take_aborts)
@@ -116,22 +115,10 @@ class FaultyEngine(EchoEngine):
         output: EngineCoreOutput | None = None,
     ) -> None:
         if of_request is not None and of_request.place == place:
-            self._commit(of_request, request_id, output)
+            self._culprit.commit(of_request, request_id, output)
         for fault in [f for f in self._armed if f.place == place]:
             self._armed.remove(fault)
-            self._commit(fault, request_id, output)
-
-    def _commit(self, fault: Fault, request_id: str | None = None, output: EngineCoreOutput | None = None) -> None:
-        if fault.kind == "executor":
-            if self._executor_failed is not None:
-                self._executor_failed(RuntimeError("the executor was asked to fail"))
-        elif fault.kind == "barren":
-            self._barren = True
-        elif fault.kind == "garble":
-            if output is not None:
-                output.kv_transfer_params = {"awkward": object()}
-        else:
-            commit(fault, request_id)
+            self._culprit.commit(fault, request_id, output)
 
 
 def requested_fault(request: EngineCoreRequest) -> Fault | None:

@@ -3,6 +3,9 @@
 A `Monitor` is made by the thread that owns the socket, before it binds or connects, or some news are missed; it may
 be read by another one. A lost connection is news because libzmq itself makes a new one and says nothing, while the
 messages in between are gone.
+
+libzmq's own I/O thread, which serves every socket of the process, says the news, and waits for ever if they cannot be
+delivered. So they are queued without a limit, and end before the socket does (`sockets.close`) or with its monitor.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import struct
 
 import zmq
 
-from muro.transport.sockets import Socket, context, receive_nowait
+from muro.transport.sockets import Socket, context, end_news, receive_nowait
 
 
 class Change(enum.Enum):
@@ -58,6 +61,7 @@ class Monitor:
         socket.monitor(address, _MASK)
         news = context().socket(zmq.PAIR)
         news.setsockopt(zmq.LINGER, 0)
+        news.setsockopt(zmq.RCVHWM, 0)
         news.connect(address)
         return cls(socket, news)
 
@@ -71,7 +75,6 @@ class Monitor:
         return change, value if change in (Change.ACCEPTED, Change.DOWN) else 0
 
     def close(self) -> None:
-        """Stop watching; by the owner of the watched socket, before or after that is closed."""
-        if not self._watched.closed:
-            self._watched.monitor(None, 0)  # None ends it
+        """Stop watching; by the owner of the watched socket, before or after that is closed. May be called twice."""
+        end_news(self._watched)
         self.socket.close(0)

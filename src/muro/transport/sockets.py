@@ -272,8 +272,19 @@ def receive_from(socket: Socket) -> tuple[list[Frame], int] | None:
 
 
 def close(socket: Socket, linger_ms: int | None = None) -> None:
-    """Close; unsent messages live on for `linger_ms` (None: as the socket was made). May be called twice."""
+    """Close; unsent messages live on for `linger_ms` (None: as the socket was made). May be called twice.
+
+    Nothing is told to its monitor any more: the last news could come when nobody is there to hear them, and libzmq's
+    I/O thread would wait for ever.
+    """
+    end_news(socket)
     socket.close(linger_ms)
+
+
+def end_news(socket: Socket) -> None:
+    """Tell a socket's monitor, if it has one, nothing more; nothing happens if the socket is closed."""
+    if not socket.closed:
+        socket.monitor(None, 0)  # None ends it
 
 
 def _socket(
@@ -303,10 +314,10 @@ def _bind(socket: Socket, address: str, guard: Guard | None, patience: float = 0
         while not _try_bind(socket, endpoint, last=time.monotonic() >= deadline):
             time.sleep(_BIND_STEP)
     except zmq.ZMQError as error:
-        socket.close(0)
+        close(socket, 0)
         raise ConfigError(_cannot_bind(address, error)) from error
     except BaseException:
-        socket.close(0)
+        close(socket, 0)
         raise
     return socket
 
@@ -337,10 +348,10 @@ def _connect(socket: Socket, address: str, dial: Dial) -> Socket:
         _set_family(socket, endpoint)
         socket.connect(endpoint.address)
     except zmq.ZMQError as error:
-        socket.close(0)
+        close(socket, 0)
         raise ConfigError(f"cannot connect to {address}: {error.strerror}") from error
     except BaseException:
-        socket.close(0)
+        close(socket, 0)
         raise
     return socket
 

@@ -83,7 +83,7 @@ def test_errors_of_the_http_layer(status: int, kind: str) -> None:
 
 
 def test_a_whole_answer_as_it_travels() -> None:
-    answer = raw(reply_to(errors.OverloadedError("full", retry_after=3)))
+    answer = raw(reply_to(errors.OverloadedError("full", retry_after=3)), "mine")
 
     class Wire:
         def makefile(self, mode: str) -> BytesIO:

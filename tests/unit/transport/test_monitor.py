@@ -9,7 +9,15 @@ import pytest
 from muro.transport.endpoint import parse_address
 from muro.transport.monitor import Change, Monitor
 from muro.transport.pump import Pump
-from muro.transport.sockets import Socket, bind_router, bound_address, close, connect_dealer, send_nowait
+from muro.transport.sockets import (
+    Socket,
+    bind_router,
+    bound_address,
+    close,
+    connect_dealer,
+    receive_nowait,
+    send_nowait,
+)
 from tests.support.deadline import until
 
 
@@ -91,3 +99,43 @@ def test_reading_when_there_is_nothing(kept: ExitStack) -> None:
     assert monitor.read() is None
     monitor.close()
     monitor.close()
+
+
+def watched_router() -> tuple[Socket, Monitor]:
+    """A socket whose news nobody reads, and who should."""
+    monitors: list[Monitor] = []
+    return bind_router("tcp://127.0.0.1:0", prepare=lambda made: monitors.append(Monitor.of(made))), monitors[0]
+
+
+@pytest.mark.parametrize("first", ["socket", "monitor"])
+def test_news_that_nobody_hears_stop_nothing(kept: ExitStack, first: str) -> None:
+    """libzmq's one I/O thread says the news: were it to wait for a listener, nothing would be sent any more."""
+    for _ in range(100):
+        bound, monitor = watched_router()
+        peers = [connect_dealer(bound_address(bound), bytes([0, n])) for n in range(5)]
+        for peer in peers:
+            close(peer, 0)
+        if first == "monitor":
+            monitor.close()
+        close(bound, 0)
+        monitor.close()
+    bound = bind_router("tcp://127.0.0.1:0")
+    kept.callback(close, bound, 0)
+    dealer = connect_dealer(bound_address(bound), b"\0\0")
+    kept.callback(close, dealer, 0)
+    send_nowait(dealer, [b"still there"])
+    until(lambda: receive_nowait(bound) == [b"\0\0", b"still there"])
+
+
+def test_more_news_than_anybody_reads_stop_nothing(kept: ExitStack) -> None:
+    bound, monitor = watched_router()
+    kept.callback(close, bound, 0)
+    kept.callback(monitor.close)
+    where = parse_address(bound_address(bound))
+    for _ in range(1500):  # of each we hear twice
+        with plain.create_connection((where.host, where.port)):
+            pass
+    dealer = connect_dealer(bound_address(bound), b"\0\0")
+    kept.callback(close, dealer, 0)
+    send_nowait(dealer, [b"still there"])
+    until(lambda: receive_nowait(bound) == [b"\0\0", b"still there"])

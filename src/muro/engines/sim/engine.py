@@ -22,7 +22,7 @@ import msgspec
 from muro.core.request import Request
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import Engine, EngineInfo, FailureCallback, Report, StepResult, TakeAborts, operation
-from muro.engines.faults import Fault, commit, parse_fault
+from muro.engines.faults import Culprit, Fault, commit, parse_fault
 from muro.engines.sim.executor import SimExecutor
 from muro.engines.sim.options import BYTES, SimOptions
 from muro.engines.sim.scenario import read_scenario
@@ -97,8 +97,7 @@ class SimEngine(Engine):
         self._schedule = schedule
         self._greedy = greedy
         self._live: dict[str, Fault | None] = {}
-        self._barren = False
-        self._executor_failed: FailureCallback | None = None
+        self._culprit = Culprit()
         self._idle = _IdlePlace(schedule, self._commit)
 
     def start(self) -> None:
@@ -110,7 +109,7 @@ class SimEngine(Engine):
         return self._inner.info()
 
     def on_executor_failure(self, callback: FailureCallback) -> None:
-        self._executor_failed = callback
+        self._culprit.executor_failed = callback
         self._inner.on_executor_failure(callback)
 
     def preprocess(self, request: EngineCoreRequest) -> _Prepared:
@@ -134,7 +133,7 @@ class SimEngine(Engine):
         for request_id, fault in [(i, f) for i, f in self._live.items() if f is not None and f.place == "step"]:
             self._live[request_id] = None
             self._commit(fault, request_id)
-        if self._barren:
+        if self._culprit.barren:
             self._inner.abort_requests(self._forget(take_aborts()))
             return StepResult([])
         result = self._inner.step(lambda: self._forget(take_aborts()))
@@ -218,16 +217,7 @@ class SimEngine(Engine):
 
     def _commit(self, fault: Fault, request_id: str | None = None, output: EngineCoreOutput | None = None) -> None:
         log.warning("committing the fault %s:%s %s", fault.place, fault.kind, fault.argument)
-        if fault.kind == "executor":
-            if self._executor_failed is not None:
-                self._executor_failed(RuntimeError("the executor was asked to fail"))
-        elif fault.kind == "barren":
-            self._barren = True
-        elif fault.kind == "garble":
-            if output is not None:
-                output.kv_transfer_params = {"awkward": object()}
-        else:
-            commit(fault, request_id)
+        self._culprit.commit(fault, request_id, output)
 
 
 class _IdlePlace:

@@ -1,0 +1,26 @@
+"""What an event of the engines means to a client: to its session, and to the way to them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from muro.clients.session import Session
+from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
+
+
+class Way(Protocol):
+    """Where messages go; see `link.Link`."""
+
+    def adopt(self, event: EngineReplaced) -> None: ...
+
+
+def hear(event: Event, session: Session, way: Way) -> None:
+    """Take an event in, under the client's lock or in its loop; those that change nothing are ignored."""
+    match event:
+        case EngineDied():
+            session.died(event.rank, event.generation, event.error)
+        case EngineReplaced():
+            session.succeeded(event.rank, event.generation, event.ready)
+            way.adopt(event)
+        case EngineGivenUp():
+            session.end(event.error)
