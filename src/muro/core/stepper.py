@@ -98,6 +98,7 @@ class StepperEngine(Engine):
             dtype=self._model.dtype,
             supported_tasks=("generate",) if self._model.pooling is None else ("generate", TASK),
             understands_resumed_tokens=True,
+            honours_sampling_options=True,
         )
 
     def preprocess(self, request: EngineCoreRequest) -> Request:

@@ -47,6 +47,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     understands_resumed_tokens: bool = False
     """Whether everything that looks at the output so far honours `extra_args["muro_resumed_tokens"]`, so that a reader
     cannot tell where a request was continued (see `wire.request.RESUMED_TOKENS`)."""
+    honours_sampling_options: bool = False
+    """Whether each sampling option is honoured or refused by name (see `wire.request.SAMPLING_OPTIONS`); of an engine
+    that does not promise it the HTTP server asks no penalties, biases, log-probabilities or priorities."""
 
 
 class StepResult(msgspec.Struct):

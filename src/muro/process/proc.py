@@ -37,7 +37,7 @@ from muro.transport.sockets import Dial
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
 from muro.wire.handshake import HEARTBEAT, Features, Init, ReadyResponse
-from muro.wire.request import RESUMED_TOKENS
+from muro.wire.request import RESUMED_TOKENS, SAMPLING_OPTIONS
 
 READY_STEP_MS = 10_000
 """Milliseconds between two looks at the receiver while the coordinator's gate is closed and nothing is heard."""
@@ -282,4 +282,8 @@ def ready_response(info: EngineInfo, init: Init) -> ReadyResponse:
 
 
 def _features(info: EngineInfo) -> Features:
-    return Features(version("muro"), [RESUMED_TOKENS] if info.understands_resumed_tokens else [])
+    promised = {
+        RESUMED_TOKENS: info.understands_resumed_tokens,
+        SAMPLING_OPTIONS: info.honours_sampling_options,
+    }
+    return Features(version("muro"), [name for name, holds in promised.items() if holds])

@@ -24,6 +24,12 @@ RESUMED_TOKENS = "muro_resumed_tokens"
 They count as output: positions, limits and everything that looks at the output so far goes on behind them. An engine
 that understands this says so by the feature of the same name in its ready response.
 """
+SAMPLING_OPTIONS = "muro_sampling_options"
+"""Feature in the ready response: each option of `SamplingParams` is honoured or refused by name, none is ignored.
+
+An engine of ours without it makes its tokens in some other way than by sampling, as an echo does; what foreign engines
+do is theirs to say.
+"""
 
 
 class OutputKind(enum.IntEnum):

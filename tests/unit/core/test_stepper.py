@@ -131,7 +131,7 @@ def test_the_cache_bounds_what_one_sequence_may_have() -> None:
     engine = engine_for(blocks=3, block_size=4, seqs=2, budget=10)
     info = engine.info()
     assert (info.max_model_len, info.num_gpu_blocks, info.kv_cache_size_tokens) == (13, 3, 12)
-    assert info.understands_resumed_tokens
+    assert info.understands_resumed_tokens and info.honours_sampling_options
     with pytest.raises(PromptTooLongError):
         add(engine, "long", [1] * 13, SamplingParams())
     outputs = drive(
