@@ -83,9 +83,32 @@ def test_what_are_no_messages(llm: muro.LLM, messages: Any) -> None:
         llm.chat(messages)
 
 
-def test_log_probabilities_are_refused_by_name(llm: muro.LLM) -> None:
-    with pytest.raises(UnsupportedOptionError, match="logprobs"):
-        llm.generate("a", muro.SamplingParams(logprobs=1))
+def test_log_probabilities_of_an_engine_that_samples() -> None:
+    params = muro.SamplingParams(
+        max_tokens=4, temperature=0.0, presence_penalty=0.5, logprobs=2, prompt_logprobs=0, n=2, logit_bias={101: 1.0}
+    )
+    with muro.LLM(engine="sim", options={"step_us": 0}) as llm:
+        (output,) = llm.generate("abc", params)
+    assert output.prompt_logprobs is not None
+    assert [row and list(row) for row in output.prompt_logprobs] == [None, [98], [99]]
+    for choice in output.outputs:
+        assert choice.logprobs is not None
+        assert [next(iter(row)) for row in choice.logprobs] == choice.token_ids
+        assert all(row[token].rank == 1 for row, token in zip(choice.logprobs, choice.token_ids, strict=True))
+        assert "".join(
+            row[i].decoded_token or "" for row, i in zip(choice.logprobs, choice.token_ids, strict=True)
+        ) == (choice.text)
+        assert choice.cumulative_logprob == pytest.approx(0.0, abs=1e-3)
+
+
+def test_an_engine_without_a_distribution_gives_no_log_probabilities(llm: muro.LLM) -> None:
+    (output,) = llm.generate("a", muro.SamplingParams(logprobs=1))
+    assert (output.outputs[0].logprobs, output.prompt_logprobs) == (None, None)
+
+
+def test_what_outputs_do_not_carry_is_refused_by_name(llm: muro.LLM) -> None:
+    with pytest.raises(UnsupportedOptionError, match="flat_logprobs"):
+        llm.generate("a", muro.SamplingParams(logprobs=1, flat_logprobs=True))
 
 
 def test_a_wrong_prompt_leaves_nothing_behind(llm: muro.LLM) -> None:
@@ -165,8 +188,8 @@ def test_what_an_engine_refuses_is_raised() -> None:
             with pytest.raises(InvalidRequestError, match="refusal"):
                 async for _ in llm.generate("abc", params):
                     pass
-            with pytest.raises(UnsupportedOptionError, match="logprobs"):
-                _ = [o async for o in llm.generate("a", muro.SamplingParams(logprobs=0))]
+            with pytest.raises(UnsupportedOptionError, match="flat_logprobs"):
+                _ = [o async for o in llm.generate("a", muro.SamplingParams(flat_logprobs=True))]
             with pytest.raises(InvalidRequestError, match="temperature"):
                 async for _ in llm.generate("abc", muro.SamplingParams(temperature=-1.0)):
                     pass

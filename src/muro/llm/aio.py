@@ -20,6 +20,7 @@ from muro.ids import EngineRank
 from muro.llm import pipeline
 from muro.llm.aio_replay import AsyncRequests
 from muro.llm.generation import Generation, Line
+from muro.llm.logprobs import cumulated, joined
 from muro.llm.outputs import CompletionOutput, Piece, RequestOutput
 from muro.llm.replay import RESTART_WAIT, DeathPolicy, seeded
 from muro.llm.words import Prompt, Words, effective_length, load_words, make_choice, split_prompt
@@ -213,7 +214,7 @@ class AsyncLLM:
                 finished = all(output.finished for output in sofar)
                 if params.output_kind is OutputKind.FINAL_ONLY and not finished:
                     continue
-                yield RequestOutput(request_id, text, ids, news, finished)
+                yield RequestOutput(request_id, text, ids, news, finished, generation.choices[0].prompt_logprobs)
         finally:
             await generation.aclose()
 
@@ -275,8 +276,12 @@ def _gather(piece: Piece, sofar: list[CompletionOutput], kind: OutputKind) -> li
     mine.text += piece.text
     mine.token_ids = mine.token_ids + piece.token_ids  # a new list: the caller may keep the old one
     mine.finish_reason, mine.stop_reason = piece.finish_reason, piece.stop_reason
+    mine.logprobs = joined(mine.logprobs, piece.logprobs)
+    if piece.logprobs is not None:
+        mine.cumulative_logprob = (mine.cumulative_logprob or 0.0) + cumulated(piece.logprobs)
     if kind is OutputKind.DELTA:
-        return [CompletionOutput(piece.index, piece.text, piece.token_ids, piece.finish_reason, piece.stop_reason)]
+        news = msgspec.structs.replace(mine, text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs)
+        return [news]
     return list(_copies(sofar))
 
 

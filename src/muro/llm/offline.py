@@ -28,8 +28,8 @@ class LLM:
     """A model in a process of its own that answers lists of prompts.
 
     What sampling parameters ask for is the engine's to honour or to refuse by name; an engine whose tokens come from
-    no distribution, such as echo, is free to ignore how to sample. Log-probabilities are refused here: outputs carry
-    none. (The HTTP server refuses whatever it does not offer, for any engine.)
+    no distribution, such as echo, is free to ignore how to sample, and gives no log-probabilities. (The HTTP server
+    refuses whatever it does not offer, for any engine.)
 
     The one constructor here that does something: it starts the engine, because users of vLLM expect that.
 
@@ -198,7 +198,8 @@ class _Answer:
     def output(self) -> CompletionOutput:
         choice = self.choice
         text = "".join(self.texts)
-        return CompletionOutput(choice.index, text, choice.token_ids, choice.finish_reason, choice.stop_reason)
+        ended, said = (choice.finish_reason, choice.stop_reason), (choice.logprobs, choice.cumulative_logprob)
+        return CompletionOutput(choice.index, text, choice.token_ids, *ended, *said)
 
 
 class _Job:
@@ -220,7 +221,8 @@ class _Job:
         ]
 
     def output(self) -> RequestOutput:
-        return RequestOutput(self._request_id, self._text, self._ids, [a.output() for a in self.answers], finished=True)
+        outputs, prompt_logprobs = [answer.output() for answer in self.answers], self.answers[0].choice.prompt_logprobs
+        return RequestOutput(self._request_id, self._text, self._ids, outputs, True, prompt_logprobs)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

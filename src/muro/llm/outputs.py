@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from muro.llm.logprobs import Position
+
 
 class Piece(msgspec.Struct, gc=False):
     """News of one choice: what has become certain since the last piece. A `finish_reason` makes it the last one."""
@@ -17,6 +19,8 @@ class Piece(msgspec.Struct, gc=False):
     """"stop", "length", "abort" or "repetition"."""
     stop_reason: int | str | None = None
     """The stop string or stop token that ended it; None for the end-of-sequence token and everything else."""
+    logprobs: list[Position] | None = None
+    """For each of `token_ids`, if they were asked for and the engine gives any."""
 
 
 class CompletionOutput(msgspec.Struct):
@@ -27,6 +31,10 @@ class CompletionOutput(msgspec.Struct):
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    logprobs: list[Position] | None = None
+    """For each of `token_ids`, if they were asked for and the engine gives any."""
+    cumulative_logprob: float | None = None
+    """The sum over all tokens of the choice so far."""
 
     @property
     def finished(self) -> bool:
@@ -43,6 +51,8 @@ class RequestOutput(msgspec.Struct):
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    prompt_logprobs: list[Position | None] | None = None
+    """For each token of the prompt, if they were asked for; None for the first one, before which nothing stands."""
 
 
 class EmbeddingOutput(msgspec.Struct):

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
+from muro.llm.logprobs import Position, cumulated, joined, read_positions
 from muro.llm.outputs import Piece
 from muro.text.detokenizer import detokenizer_for
 from muro.text.stop import StopChecker
@@ -39,7 +40,7 @@ FINISH_WORDS = {
 """`finish_reason` as callers read it; ERROR is raised instead."""
 
 
-NOT_DELIVERED = ("logprobs", "prompt_logprobs", "logprob_token_ids", "prompt_logprob_token_ids")
+NOT_DELIVERED = ("prompt_logprob_token_ids",)
 """Options for what an engine may give, but no output of ours carries; a client of the engine itself gets it."""
 
 
@@ -54,6 +55,8 @@ def check_params(params: SamplingParams) -> None:
     for name in NOT_DELIVERED:
         if getattr(params, name) is not None:
             raise UnsupportedOptionError(f"the option {name!r} is not supported: outputs carry none", param=name)
+    if params.flat_logprobs:
+        raise UnsupportedOptionError("flat_logprobs is not supported: outputs have one form", param="flat_logprobs")
     _demand(1 <= params.n <= MAX_CHOICES, "n", params.n, f"in 1 ... {MAX_CHOICES}")
     _demand(0.0 <= params.temperature < math.inf, "temperature", params.temperature, "a number that is not negative")
     _demand(0.0 < params.top_p <= 1.0, "top_p", params.top_p, "above 0 and at most 1")
@@ -120,7 +123,7 @@ def fan_out(
         EngineCoreRequest(
             request_id=f"{request_id}-{position}",
             prompt_token_ids=prompt,
-            sampling_params=_seeded(params, position),
+            sampling_params=_for_choice(params, position),
             external_req_id=external_id,
         )
         for position in range(n)
@@ -138,8 +141,9 @@ class Choice:
     """
 
     __slots__ = (
-        "_checker", "_detokenizer", "_min_tokens", "finish_reason", "index", "queued_seconds", "request_id",
-        "stop_reason", "token_ids",
+        "_checker", "_detokenizer", "_min_tokens", "_params", "_tokenizer", "_wants_logprobs", "cumulative_logprob",
+        "finish_reason", "index", "logprobs", "prompt_logprobs", "queued_seconds", "request_id", "stop_reason",
+        "token_ids",
     )  # fmt: skip
 
     def __init__(self, index: int, request_id: str, params: SamplingParams, tokenizer: Tokenizer) -> None:
@@ -150,6 +154,13 @@ class Choice:
         self.stop_reason: int | str | None = None
         self.queued_seconds: float | None = None
         """How long the engine let it wait before its first step, if it says so."""
+        self.logprobs: list[Position] | None = None
+        """For each of `token_ids`; None if there are none."""
+        self.cumulative_logprob: float | None = None
+        self.prompt_logprobs: list[Position | None] | None = None
+        """See `RequestOutput`; the first choice of a prompt has them."""
+        self._params, self._tokenizer = params, tokenizer
+        self._wants_logprobs = params.logprobs is not None or params.logprob_token_ids is not None
         skip_special = params.skip_special_tokens
         self._detokenizer = detokenizer_for(tokenizer, skip_special=skip_special) if params.detokenize else None
         stop = stop_strings(params)
@@ -165,6 +176,7 @@ class Choice:
         ids = last.new_token_ids if len(outputs) == 1 else [token for o in outputs for token in o.new_token_ids]
         if not self.token_ids:
             self._note_events(outputs)
+            self._note_prompt(outputs)
         if self._checker is not None:
             text, ids = self._search(self._checker, ids)
         else:
@@ -172,7 +184,8 @@ class Choice:
             self.token_ids += ids
         if last.finish_reason is not None and self.finish_reason is None:
             text += self._finish(last)
-        return Piece(self.index, text, ids, self.finish_reason, self.stop_reason)
+        logprobs = self._read(outputs, len(ids)) if self._wants_logprobs else None
+        return Piece(self.index, text, ids, self.finish_reason, self.stop_reason, logprobs)
 
     @property
     def stopped_early(self) -> bool:
@@ -207,6 +220,26 @@ class Choice:
         self.finish_reason = FINISH_WORDS[FinishReason(last.finish_reason or 0)]
         self.stop_reason = last.stop_reason
         return text
+
+    def _read(self, outputs: Sequence[EngineCoreOutput], count: int) -> list[Position] | None:
+        """Log-probabilities of the first `count` new tokens: a stop string may have cut the others off."""
+        given = [output.new_logprobs for output in outputs if output.new_logprobs is not None]
+        if not given:
+            return None
+        top = self._params.logprobs or 0
+        new = [position for part in given for position in read_positions(part, top, self._spell)][:count]
+        self.logprobs = joined(self.logprobs, new)
+        self.cumulative_logprob = (self.cumulative_logprob or 0.0) + cumulated(new)
+        return new
+
+    def _note_prompt(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        for output in outputs:
+            if (given := output.new_prompt_logprobs_tensors) is not None:
+                top = self._params.prompt_logprobs or 0
+                self.prompt_logprobs = [None, *read_positions(given, top, self._spell)]
+
+    def _spell(self, token_id: int) -> str | None:
+        return self._tokenizer.decode([token_id], skip_special=False) if self._params.detokenize else None
 
     def _note_events(self, outputs: Sequence[EngineCoreOutput]) -> None:
         times = {event.type: event.timestamp for output in outputs for event in reversed(output.events or ())}
@@ -248,11 +281,14 @@ def _kind(value: object) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _seeded(params: SamplingParams, position: int) -> SamplingParams:
-    if params.seed is None or position == 0:
+def _for_choice(params: SamplingParams, position: int) -> SamplingParams:
+    """Each choice has a seed of its own; what is to be said of the prompt, the first one says."""
+    if position == 0 or (params.seed is None and params.prompt_logprobs is None):
         return params
-    seed = (params.seed + position + 2**63) % 2**64 - 2**63  # stays within 64 bits
-    return msgspec.structs.replace(params, seed=seed)
+    seed = params.seed
+    if seed is not None:
+        seed = (seed + position + 2**63) % 2**64 - 2**63  # stays within 64 bits
+    return msgspec.structs.replace(params, seed=seed, prompt_logprobs=None)
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:

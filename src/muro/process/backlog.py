@@ -85,8 +85,9 @@ class Backlog:
     def _merge(self, new: EngineCoreOutput) -> None:
         held = self._outputs.get(new.request_id)
         self.size += TOKEN_BYTES * len(new.new_token_ids)
-        if (logprobs := new.new_logprobs) is not None:
-            self.size += sum(len(part.data) for part in (logprobs.ids, logprobs.values, logprobs.ranks))
+        for logprobs in (new.new_logprobs, new.new_prompt_logprobs_tensors):
+            if logprobs is not None:
+                self.size += sum(len(part.data) for part in (logprobs.ids, logprobs.values, logprobs.ranks))
         if held is None:
             self._outputs[new.request_id] = new
             self.size += OUTPUT_BYTES

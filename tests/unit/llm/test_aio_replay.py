@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from muro.llm import pipeline
 from muro.llm.aio import AsyncLLM
-from muro.llm.outputs import RequestOutput
+from muro.llm.outputs import CompletionOutput, RequestOutput
 from muro.text.tokenizer import ByteTokenizer
 from muro.wire.request import RESUMED_TOKENS, EngineCoreRequest, OutputKind, RepetitionDetection, SamplingParams
 from tests.support.counts import count
@@ -103,7 +103,7 @@ def test_texts_are_those_of_an_undisturbed_run(
         llm = llm_over(client)
         tasks = []
         for prompt, params, stop, include, n in asked:
-            changed = msgspec.structs.replace(params, stop=stop, include_stop_str_in_output=include, n=n, logprobs=None)
+            changed = msgspec.structs.replace(params, stop=stop, include_stop_str_in_output=include, n=n)
             tasks.append(asyncio.create_task(final(llm, prompt, changed)))
         await drive(client, tasks, deaths)
         assert nothing_left(llm._requests)
@@ -117,7 +117,21 @@ def test_texts_are_those_of_an_undisturbed_run(
 
 @pytest.mark.parametrize("kind", list(OutputKind))
 def test_each_kind_of_output(kind: OutputKind) -> None:
-    params = SamplingParams(max_tokens=12, seed=3, n=2, ignore_eos=True, allowed_token_ids=LETTERS, output_kind=kind)
+    params = SamplingParams(
+        max_tokens=12, seed=3, n=2, ignore_eos=True, allowed_token_ids=LETTERS, output_kind=kind, logprobs=1,
+        prompt_logprobs=0,
+    )  # fmt: skip
+
+    def said(choice: CompletionOutput) -> object:
+        if not choice.token_ids:  # the other choice, which has said nothing yet
+            return None
+        assert choice.logprobs is not None
+        assert [next(iter(row)) for row in choice.logprobs] == choice.token_ids
+        return choice.logprobs, choice.cumulative_logprob
+
+    def told_of_the_prompt(output: RequestOutput) -> bool:
+        assert [row and list(row) for row in output.prompt_logprobs or ()] == [None, [98], [99]]
+        return True
 
     async def results(deaths: list[int]) -> list[object]:
         client = MortalClient(hashing)
@@ -125,9 +139,10 @@ def test_each_kind_of_output(kind: OutputKind) -> None:
 
         async def collect() -> list[object]:
             return [
-                (choice.index, choice.text, choice.token_ids, choice.finish_reason, output.finished)
+                (choice.index, choice.text, choice.token_ids, choice.finish_reason, output.finished, said(choice))
                 async for output in llm.generate("abc", params)
                 for choice in output.outputs
+                if told_of_the_prompt(output)
             ]
 
         task = asyncio.create_task(collect())

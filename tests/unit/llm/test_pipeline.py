@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOpti
 from muro.llm.outputs import Piece
 from muro.llm.pipeline import Choice, check_length, check_params, engine_params, fan_out
 from muro.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from muro.wire.output import EngineCoreEvent, EngineCoreOutput, EventType, FinishReason
+from muro.wire.arrays import tensor_from_numpy
+from muro.wire.output import EngineCoreEvent, EngineCoreOutput, EventType, FinishReason, Logprobs
 from muro.wire.request import OutputKind, SamplingParams
 from tests.support.tokenizers import byte_level
 
@@ -71,12 +73,11 @@ def test_what_are_no_parameters(params: Any) -> None:
         check_params(params)
 
 
-@pytest.mark.parametrize("option", ["logprobs", "prompt_logprobs", "logprob_token_ids", "prompt_logprob_token_ids"])
-def test_what_outputs_do_not_carry_is_refused_by_name(option: str) -> None:
-    for value in (0, 3) if option.endswith("probs") else ([1],):
-        with pytest.raises(UnsupportedOptionError, match=f"{option}.*outputs carry none") as caught:
-            check_params(SamplingParams(**{option: value}))
-        assert caught.value.param == option
+@pytest.mark.parametrize(("option", "value"), [("prompt_logprob_token_ids", [1]), ("flat_logprobs", True)])
+def test_what_outputs_do_not_carry_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(UnsupportedOptionError, match=f"{option}.*not supported") as caught:
+        check_params(SamplingParams(**{option: value}))
+    assert caught.value.param == option
 
 
 def test_extra_arguments_may_hold_what_only_the_wire_can_judge() -> None:
@@ -190,6 +191,57 @@ def test_an_engines_reasons_in_words(reason: FinishReason, words: str) -> None:
 def test_without_detokenisation_there_are_ids_alone() -> None:
     piece = choice(detokenize=False, stop=["b"]).take(outputs([BYTES.encode("abc")]))
     assert (piece.text, piece.token_ids) == ("", [97, 98, 99])
+
+
+def said(*rows: list[int], ranks: list[int] | None = None) -> Logprobs:
+    """Log-probabilities of -id each."""
+    ids, ranks = np.array(rows, np.int32), ranks or [row[0] for row in rows]
+    values = (-ids).astype(np.float32)
+    return Logprobs(tensor_from_numpy(ids), tensor_from_numpy(values), tensor_from_numpy(np.array(ranks, np.int64)))
+
+
+def logs(piece: Piece) -> list[list[tuple[int, float, int | None, str | None]]] | None:
+    if piece.logprobs is None:
+        return None
+    return [[(i, p.logprob, p.rank, p.decoded_token) for i, p in row.items()] for row in piece.logprobs]
+
+
+def test_log_probabilities_go_with_their_tokens() -> None:
+    one = choice(logprobs=2, logprob_token_ids=[122])
+    news = EngineCoreOutput("r", [97], new_logprobs=said([97, 98, 97, 122], ranks=[2]))
+    expected = [(97, -97.0, 2, "a"), (98, -98.0, 1, "b"), (122, -122.0, None, "z")]
+    assert logs(one.take([news])) == [expected]
+    more = [EngineCoreOutput("r", [i], new_logprobs=said([i, 98, 97, 122])) for i in (99, 195)]
+    more[-1].finish_reason = FinishReason.LENGTH
+    piece = one.take(more)
+    assert [row[0] for row in logs(piece) or ()] == [(99, -99.0, 99, "c"), (195, -195.0, 195, "\ufffd")]
+    assert one.logprobs is not None and [next(iter(p)) for p in one.logprobs] == one.token_ids
+    assert one.cumulative_logprob == -97 - 99 - 195
+
+
+def test_a_stop_string_cuts_log_probabilities_where_it_cuts_tokens() -> None:
+    one = choice(logprobs=0, stop=["bc"])
+    piece = one.take([EngineCoreOutput("r", [97, 98, 99, 100], new_logprobs=said([97], [98], [99], [100]))])
+    assert piece.token_ids == [97, 98, 99] and len(piece.logprobs or ()) == 3
+    assert one.cumulative_logprob == -97 - 98 - 99
+
+
+def test_log_probabilities_that_nobody_asked_for_or_gives() -> None:
+    assert choice().take([EngineCoreOutput("r", [97], new_logprobs=said([97]))]).logprobs is None
+    one = choice(logprobs=1)
+    assert one.take(outputs([[97]])).logprobs is None
+    assert (one.logprobs, one.cumulative_logprob, one.prompt_logprobs) == (None, None, None)
+
+
+def test_log_probabilities_of_the_prompt_come_once_from_the_first_choice() -> None:
+    requests = fan_out("r", [1], SamplingParams(prompt_logprobs=0), 3, external_id="x")
+    assert [r.sampling_params and r.sampling_params.prompt_logprobs for r in requests] == [0, None, None]
+    one = choice(prompt_logprobs=1)
+    one.take([EngineCoreOutput("r", [97], new_prompt_logprobs_tensors=said([98, 97], [99, 98]))])
+    one.take([EngineCoreOutput("r", [97])])
+    assert one.prompt_logprobs is not None and one.prompt_logprobs[0] is None
+    shown = [[(i, p.logprob, p.rank) for i, p in (row or {}).items()] for row in one.prompt_logprobs[1:]]
+    assert shown == [[(98, -98.0, 98), (97, -97.0, 1)], [(99, -99.0, 99), (98, -98.0, 1)]]
 
 
 def test_waiting_time_is_read_from_the_first_events() -> None:

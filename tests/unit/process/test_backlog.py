@@ -174,6 +174,8 @@ def test_the_size_follows_what_is_held() -> None:
     assert backlog.size == OUTPUT_BYTES + 3 * TOKEN_BYTES
     backlog.add(message(EngineCoreOutput("b", [1], new_logprobs=logprobs(1))))
     assert backlog.size == 2 * OUTPUT_BYTES + 4 * TOKEN_BYTES + (16 + 8 + 4)
+    backlog.add(message(EngineCoreOutput("c", [], new_prompt_logprobs_tensors=logprobs(1, 2))))
+    assert backlog.size == 3 * OUTPUT_BYTES + 4 * TOKEN_BYTES + 3 * (16 + 8 + 4)
 
 
 def test_answers_weigh_what_they_hold_until_they_are_given_up() -> None:
