@@ -29,7 +29,7 @@ from muro.core.sampling.settings import ThinkingMarkers
 from muro.core.scheduler import Scheduler
 from muro.core.step import ScheduledStep
 from muro.engine.interface import Engine, EngineInfo, FailureCallback, StepResult, TakeAborts, operation
-from muro.errors import ConfigError, InternalError
+from muro.errors import ConfigError, InternalError, RequestError
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import SchedulerStats
 
@@ -121,10 +121,12 @@ class StepperEngine(Engine):
         ahead = scheduler.schedule() if self._config.async_scheduling and not self._restart_due else None
         try:
             result = flight.land()
-        except BaseException:
+        except BaseException as error:
             for step in (ahead, flight.step):
                 if step is not None:
                     scheduler.cancel(step)
+            if self._has_left(flight.step, error):
+                return StepResult(scheduler.take_ended())
             raise
         scheduler.abort(take_aborts())
         draws = scheduler.draws(flight.step)
@@ -173,6 +175,13 @@ class StepperEngine(Engine):
             else:
                 self._restart_due = True
         return True
+
+    def _has_left(self, step: ScheduledStep, error: BaseException) -> bool:
+        """Whether the error is that of a request of the step, and of nobody: it was aborted while the step ran."""
+        if not isinstance(error, RequestError) or error.request_id is None:
+            return False
+        failed = [request for request in step.requests if request.request_id == error.request_id]
+        return bool(failed) and failed[0].is_finished
 
     def _launch(self, step: ScheduledStep) -> _Flight | None:
         """Give a step to the executor. What it raises is found in the flight."""

@@ -97,6 +97,22 @@ def test_an_error_that_names_a_request_leaves_the_others_whole(late: bool) -> No
         assert shown([o for o in seen if o.request_id == name]) == alone(Case(prompt, sampling))
 
 
+def test_an_error_of_a_request_that_was_aborted_meanwhile_is_nobodys() -> None:
+    def look(plan: SchedulerOutput) -> None:
+        if any(s.request_id == "bad" and s.num_computed_tokens for s in plan.sequences):
+            raise RequestFailedError("that one", request_id="bad")
+
+    engine = StepperEngine(LaggingExecutor(Watched(look)), AHEAD)
+    case = Case([1, 2], SamplingParams(seed=3, max_tokens=9))
+    add(engine, "good", case.prompt, case.sampling)
+    add(engine, "bad", [3], case.sampling)
+    seen = [o for o in engine.step(list).outputs if o.request_id == "good"]
+    engine.abort_requests(["bad"])  # the step that fails for it is under way
+    while engine.has_work():
+        seen += engine.step(list).outputs
+    assert shown(seen) == alone(case)
+
+
 def test_any_other_error_comes_out_of_the_next_step() -> None:
     def look(plan: SchedulerOutput) -> None:
         if plan.sequences[0].num_computed_tokens:
