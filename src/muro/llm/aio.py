@@ -23,7 +23,7 @@ from muro.llm.generation import Generation, Line
 from muro.llm.logprobs import cumulated, joined
 from muro.llm.outputs import CompletionOutput, Piece, RequestOutput
 from muro.llm.replay import RESTART_WAIT, DeathPolicy, seeded
-from muro.llm.words import Prompt, Words, effective_length, load_words, make_choice, split_prompt
+from muro.llm.words import Prompt, Words, cache_salt_of, effective_length, load_words, make_choice, split_prompt
 from muro.observe.metrics import ChoiceClock, ServingMetrics
 from muro.wire.arrays import Tensor
 from muro.wire.failure import error_from_wire
@@ -116,6 +116,7 @@ class AsyncLLM:
         params: SamplingParams,
         *,
         began: float | None = None,
+        standing: pipeline.Standing = pipeline.Standing(),  # noqa: B008 - frozen
     ) -> Generation:
         """Send all choices of all prompts; either every one is accepted or none. Never awaits.
 
@@ -124,6 +125,7 @@ class AsyncLLM:
             prompts: token ids, checked by `words`.
             params: the caller's parameters.
             began: when the request arrived, in monotonic seconds; None: now.
+            standing: what is asked of scheduler and cache.
 
         Raises:
             InvalidRequestError: an option is wrong.
@@ -139,7 +141,8 @@ class AsyncLLM:
                 if self._requests.replays:
                     fitted = seeded(fitted, secrets.randbits(62))
                 name = f"{request_id}-{next(self._numbers)}"
-                for request in pipeline.fan_out(name, prompt, fitted, params.n, external_id=request_id):
+                requests = pipeline.fan_out(name, prompt, fitted, params.n, external_id=request_id, standing=standing)
+                for request in requests:
                     streams.append(self._requests.generate(request))
                     choice = pipeline.Choice(len(lines), request.request_id, params, tokenizer)
                     clock = ChoiceClock(self.metrics, began)
@@ -196,16 +199,22 @@ class AsyncLLM:
         return vectors
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one prompt as they come; what each holds is the parameters' `output_kind`.
 
+        `priority`: smaller runs earlier, on an engine that schedules by it; others refuse it by name.
         Leaving the loop, or cancelling the task, aborts the request. Raises RequestError, EngineDeadError.
         """
         params = sampling_params or self.words.default_params()
         text, plain = split_prompt(prompt)
         ids = await self.words.encode_async(plain)
-        generation = self.submit(request_id or "generate", [ids], params)
+        standing = pipeline.Standing(priority, cache_salt_of(prompt))
+        generation = self.submit(request_id or "generate", [ids], params, standing=standing)
         request_id = request_id or generation.choices[0].request_id
         sofar = [CompletionOutput(choice.index, "", []) for choice in generation.choices]
         try:
@@ -214,7 +223,8 @@ class AsyncLLM:
                 finished = all(output.finished for output in sofar)
                 if params.output_kind is OutputKind.FINAL_ONLY and not finished:
                     continue
-                yield RequestOutput(request_id, text, ids, news, finished, generation.choices[0].prompt_logprobs)
+                first = generation.choices[0]
+                yield RequestOutput(request_id, text, ids, news, finished, first.prompt_logprobs, first.cached_tokens)
         finally:
             await generation.aclose()
 

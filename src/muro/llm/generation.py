@@ -20,11 +20,13 @@ from muro.observe.metrics import ChoiceClock
 class Usage:
     """Tokens of a request; the prompts once each, all choices together."""
 
-    __slots__ = ("completion_tokens", "prompt_tokens")
+    __slots__ = ("cached_tokens", "completion_tokens", "prompt_tokens")
 
-    def __init__(self, prompt_tokens: int, completion_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> None:
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = completion_tokens
+        self.cached_tokens = cached_tokens
+        """Tokens of the prompts that need not be computed; None if no engine has said anything of it."""
 
 
 class Line:
@@ -90,7 +92,9 @@ class Generation:
     def usage(self) -> Usage:
         """Tokens so far."""
         completion = sum(len(line.choice.token_ids) for line in self._lines)
-        return Usage(sum(map(len, self.prompts)), completion)
+        firsts = self._lines[:: len(self._lines) // len(self.prompts)]
+        cached = [line.choice.cached_tokens for line in firsts if line.choice.cached_tokens is not None]
+        return Usage(sum(map(len, self.prompts)), completion, sum(cached) if cached else None)
 
     def abort(self, abort: Callable[[list[str]], None]) -> None:
         """Have the engine's side ended; every open choice gets a last piece that says "abort"."""

@@ -14,9 +14,18 @@ from muro.errors import InvalidRequestError
 from muro.llm import pipeline
 from muro.llm.offline_replay import Batch
 from muro.llm.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
-from muro.llm.pipeline import Choice
+from muro.llm.pipeline import Choice, Standing
 from muro.llm.replay import RESTART_WAIT, DeathPolicy, seeded
-from muro.llm.words import Prompt, Words, effective_length, is_list, load_words, make_choice, split_prompt
+from muro.llm.words import (
+    Prompt,
+    Words,
+    cache_salt_of,
+    effective_length,
+    is_list,
+    load_words,
+    make_choice,
+    split_prompt,
+)
 from muro.wire.failure import error_from_wire
 from muro.wire.output import EngineCoreOutput, FinishReason
 from muro.wire.request import EngineCoreRequest, PoolingParams, SamplingParams
@@ -74,12 +83,15 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come in the order of the prompts.
 
         Args:
             prompts: one prompt, or a list. A list of integers is one prompt of token ids.
             sampling_params: for all prompts, or one for each.
+            priority: one for each; smaller runs earlier, on an engine that schedules by it.
 
         Raises:
             RequestError: a prompt cannot be served, or has ended engines; the others are aborted.
@@ -87,11 +99,16 @@ class LLM:
         """
         listed = _listed(prompts)
         params = _params_for(listed, sampling_params or self._words.default_params())
+        priorities = [0] * len(listed) if priority is None else list(priority)
+        if len(priorities) != len(listed):
+            what = f"{len(priorities)} priorities for {len(listed)} prompts"
+            raise InvalidRequestError(what, param="priority")
         jobs, replays = [], self._policy.on_engine_death == "replay"
-        for prompt, wanted in zip(listed, params, strict=True):
+        for prompt, wanted, first in zip(listed, params, priorities, strict=True):
             pipeline.check_params(wanted)
             text, plain = split_prompt(prompt)
-            jobs.append(_Job(str(next(self._numbers)), text, self._words.encode(plain), wanted, self._words, replays))
+            ids, standing = self._words.encode(plain), Standing(first, cache_salt_of(prompt))
+            jobs.append(_Job(str(next(self._numbers)), text, ids, wanted, self._words, replays, standing))
         self._run(jobs)
         return [job.output() for job in jobs]
 
@@ -206,7 +223,14 @@ class _Job:
     """One prompt of a call, with its requests and what became of them."""
 
     def __init__(
-        self, request_id: str, text: str | None, ids: list[int], params: SamplingParams, words: Words, replays: bool
+        self,
+        request_id: str,
+        text: str | None,
+        ids: list[int],
+        params: SamplingParams,
+        words: Words,
+        replays: bool,
+        standing: Standing,
     ) -> None:
         self._request_id = request_id
         self._text = text
@@ -214,15 +238,16 @@ class _Job:
         fitted = pipeline.engine_params(params, len(ids), words.tokenizer, words.max_model_len)
         if replays:
             fitted = seeded(fitted, secrets.randbits(62))
-        self.requests = pipeline.fan_out(request_id, ids, fitted, params.n, external_id=request_id)
+        self.requests = pipeline.fan_out(request_id, ids, fitted, params.n, external_id=request_id, standing=standing)
         self.answers = [
             _Answer(Choice(index, request.request_id, params, words.tokenizer))
             for index, request in enumerate(self.requests)
         ]
 
     def output(self) -> RequestOutput:
-        outputs, prompt_logprobs = [answer.output() for answer in self.answers], self.answers[0].choice.prompt_logprobs
-        return RequestOutput(self._request_id, self._text, self._ids, outputs, True, prompt_logprobs)
+        outputs, first = [answer.output() for answer in self.answers], self.answers[0].choice
+        said = (first.prompt_logprobs, first.cached_tokens)
+        return RequestOutput(self._request_id, self._text, self._ids, outputs, True, *said)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -53,6 +53,8 @@ class RequestOutput(msgspec.Struct):
     finished: bool
     prompt_logprobs: list[Position | None] | None = None
     """For each token of the prompt, if they were asked for; None for the first one, before which nothing stands."""
+    num_cached_tokens: int | None = None
+    """Tokens of the prompt that the engine need not compute; None if it does not say."""
 
 
 class EmbeddingOutput(msgspec.Struct):

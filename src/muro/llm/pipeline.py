@@ -26,7 +26,7 @@ from muro.text.detokenizer import detokenizer_for
 from muro.text.stop import StopChecker
 from muro.text.tokenizer import Tokenizer
 from muro.wire.output import EngineCoreOutput, EventType, FinishReason
-from muro.wire.request import EngineCoreRequest, OutputKind, SamplingParams
+from muro.wire.request import EngineCoreRequest, Int64, OutputKind, SamplingParams
 
 MAX_CHOICES = 1024
 """Choices of one request."""
@@ -115,8 +115,23 @@ def engine_params(
     )
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """What a request asks of the scheduler and of the prefix cache."""
+
+    priority: Int64 = 0
+    """Smaller runs earlier; anything but 0 needs an engine that schedules by priority."""
+    cache_salt: str | None = None
+    """Only requests with the same one share what the cache holds."""
+
+
 def fan_out(
-    request_id: str, prompt: list[int], params: SamplingParams, n: int, *, external_id: str
+    request_id: str,
+    prompt: list[int],
+    params: SamplingParams,
+    n: int,
+    *,
+    external_id: str,
+    standing: Standing = Standing(),  # noqa: B008 - frozen
 ) -> list[EngineCoreRequest]:
     """The `n` engine requests behind one prompt; `params` of `engine_params`, ids "REQUEST_ID-POSITION"."""
     return [
@@ -124,6 +139,8 @@ def fan_out(
             request_id=f"{request_id}-{position}",
             prompt_token_ids=prompt,
             sampling_params=_for_choice(params, position),
+            cache_salt=standing.cache_salt,
+            priority=standing.priority,
             external_req_id=external_id,
         )
         for position in range(n)
@@ -141,7 +158,8 @@ class Choice:
     """
 
     __slots__ = (
-        "_checker", "_detokenizer", "_min_tokens", "_params", "_tokenizer", "_wants_logprobs", "cumulative_logprob",
+        "_checker", "_detokenizer", "_min_tokens", "_params", "_tokenizer", "_wants_logprobs", "cached_tokens",
+        "cumulative_logprob",
         "finish_reason", "index", "logprobs", "prompt_logprobs", "queued_seconds", "request_id", "stop_reason",
         "token_ids",
     )  # fmt: skip
@@ -159,6 +177,8 @@ class Choice:
         self.cumulative_logprob: float | None = None
         self.prompt_logprobs: list[Position | None] | None = None
         """See `RequestOutput`; the first choice of a prompt has them."""
+        self.cached_tokens: int | None = None
+        """Tokens of the prompt that need not be computed, if the engine says so."""
         self._params, self._tokenizer = params, tokenizer
         self._wants_logprobs = params.logprobs is not None or params.logprob_token_ids is not None
         skip_special = params.skip_special_tokens
@@ -234,6 +254,8 @@ class Choice:
 
     def _note_prompt(self, outputs: Sequence[EngineCoreOutput]) -> None:
         for output in outputs:
+            if self.cached_tokens is None and output.prefill_stats is not None:
+                self.cached_tokens = output.prefill_stats.num_cached_tokens
             if (given := output.new_prompt_logprobs_tensors) is not None:
                 top = self._params.prompt_logprobs or 0
                 self.prompt_logprobs = [None, *read_positions(given, top, self._spell)]

@@ -25,7 +25,8 @@ MODEL_ENGINE = "openvino"
 """The built-in engine that runs a model directory."""
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
+"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}; the latter with "cache_salt" if wanted: only
+prompts with the same one share what the prefix cache holds."""
 
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +186,14 @@ def split_prompt(prompt: Prompt) -> tuple[str | None, str | Sequence[int]]:
     raise InvalidRequestError(
         'a prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}', param="prompt"
     )
+
+
+def cache_salt_of(prompt: Prompt) -> str | None:
+    """The prompt's cache salt, if it has one. Raises InvalidRequestError."""
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise InvalidRequestError("cache_salt must be a text that is not empty", param="cache_salt")
+    return salt
 
 
 def effective_length(ready_lengths: Sequence[int], wanted: int | None) -> int:

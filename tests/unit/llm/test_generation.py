@@ -18,6 +18,7 @@ from muro.observe.metrics import ChoiceClock, ServingMetrics
 from muro.text.tokenizer import ByteTokenizer
 from muro.wire.output import EngineCoreOutput, FinishReason
 from muro.wire.request import SamplingParams
+from muro.wire.stats import PrefillStats
 
 LENGTH = FinishReason.LENGTH
 
@@ -182,5 +183,20 @@ def test_times_are_written_down() -> None:
         assert metrics.time_per_output_token.total == 0.5
         assert metrics.request_latency.total == 3.0
         assert metrics.finished == {"length": 1}
+
+    run(test)
+
+
+def test_cached_tokens_count_once_per_prompt() -> None:
+    async def test() -> None:
+        streams = [Stream() for _ in range(4)]
+        made = generation(*streams)
+        made.prompts = [[1, 2, 3], [4, 5]]
+        assert made.usage().cached_tokens is None
+        for cached, stream in zip((2, 3, 1, 0), streams, strict=True):
+            stats = PrefillStats(3, 3 - cached, cached, cached)
+            stream.arrived.put_nowait(EngineCoreOutput("r", [65], finish_reason=LENGTH, prefill_stats=stats))
+        await collect(made)
+        assert (made.usage().prompt_tokens, made.usage().cached_tokens) == (5, 3)
 
     run(test)

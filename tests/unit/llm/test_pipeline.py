@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from muro.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from muro.llm.outputs import Piece
-from muro.llm.pipeline import Choice, check_length, check_params, engine_params, fan_out
+from muro.llm.pipeline import Choice, Standing, check_length, check_params, engine_params, fan_out
 from muro.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from muro.wire.arrays import tensor_from_numpy
 from muro.wire.output import EngineCoreEvent, EngineCoreOutput, EventType, FinishReason, Logprobs
 from muro.wire.request import OutputKind, SamplingParams
+from muro.wire.stats import PrefillStats
 from tests.support.tokenizers import byte_level
 
 BYTES = ByteTokenizer()
@@ -249,3 +250,16 @@ def test_waiting_time_is_read_from_the_first_events() -> None:
     events = [EngineCoreEvent(EventType.QUEUED, 10.0), EngineCoreEvent(EventType.SCHEDULED, 10.5)]
     mine.take([EngineCoreOutput("r", [65], events=events)])
     assert mine.queued_seconds == 0.5
+
+
+def test_each_choice_stands_where_its_request_does() -> None:
+    for request in fan_out("r", [1], SamplingParams(), 2, external_id="x", standing=Standing(-3, "mine")):
+        assert (request.priority, request.cache_salt) == (-3, "mine")
+
+
+def test_cached_tokens_are_those_of_the_first_attempt() -> None:
+    one = choice()
+    assert one.cached_tokens is None
+    one.take([EngineCoreOutput("r", [97], prefill_stats=PrefillStats(9, 1, 8, 8))])
+    one.take([EngineCoreOutput("r", [97], prefill_stats=PrefillStats(10, 10))])
+    assert one.cached_tokens == 8

@@ -10,7 +10,16 @@ import pytest
 
 from muro.config import EngineConfig
 from muro.errors import ConfigError, InvalidRequestError, PromptTooLongError
-from muro.llm.words import INLINE_CHARS, ModelChoice, Words, effective_length, load_words, make_choice, split_prompt
+from muro.llm.words import (
+    INLINE_CHARS,
+    ModelChoice,
+    Words,
+    cache_salt_of,
+    effective_length,
+    load_words,
+    make_choice,
+    split_prompt,
+)
 from muro.text.chat import ChatTemplate
 from muro.text.tokenizer import ByteTokenizer
 
@@ -128,3 +137,12 @@ def test_the_length_of_the_context() -> None:
     assert effective_length([100], 60) == 60
     with pytest.raises(ConfigError, match="takes 100"):
         effective_length([100], 101)
+
+
+def test_a_prompt_may_carry_a_cache_salt() -> None:
+    assert cache_salt_of({"prompt": "a", "cache_salt": "mine"}) == "mine"
+    assert cache_salt_of({"prompt": "a"}) is None and cache_salt_of("a") is None and cache_salt_of([1]) is None
+    for salt in ("", 5):
+        with pytest.raises(InvalidRequestError) as caught:
+            cache_salt_of({"prompt": "a", "cache_salt": salt})
+        assert caught.value.param == "cache_salt"
