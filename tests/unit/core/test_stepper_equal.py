@@ -121,7 +121,7 @@ def test_every_combination_gives_what_a_request_gets_alone(
     prefix=st.booleans(),
     ahead=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_same_outputs_in_any_company(
     requests: list[Case],
     block_size: int,
