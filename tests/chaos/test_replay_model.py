@@ -75,8 +75,8 @@ def margin(output: EngineCoreOutput, params: SamplingParams, position: int, nois
     scores = np.frombuffer(logprobs.values.data, "<f4")[1:].astype(np.float64)
     if params.temperature > 0:
         assert params.seed is not None
-        keys = np.full(len(ids), noise_key(params.seed, position), np.uint64)
-        scores = scores / params.temperature + gumbel(noise.hashes(keys, ids))
+        keys = np.array([noise_key(params.seed, position)], np.uint64)
+        scores = scores / params.temperature + gumbel(noise.hashes(keys, np.array([len(ids)]), ids))
     best, second = np.sort(scores)[::-1][:2]
     return float(best - second)
 

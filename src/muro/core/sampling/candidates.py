@@ -75,7 +75,10 @@ class Filters:
         # Tokens below this share hold less than 1 - top_p even if all were: what is sorted is short.
         heavy = np.flatnonzero(weights >= np.float32((1.0 - sampling.top_p) * total / len(weights)))
         weights = weights[heavy]
-        ordered = np.sort(weights)[::-1]
+        few = weights[weights >= np.float32(1e-3 * total)]
+        if few.sum(dtype=np.float64) < sampling.top_p * total:
+            few = weights
+        ordered = np.sort(few)[::-1]
         last = int(np.searchsorted(np.cumsum(ordered, dtype=np.float64), sampling.top_p * total))
         kept: Ids = heavy[weights >= ordered[min(last, len(ordered) - 1)]]
         return kept if ids is None else ids[kept]

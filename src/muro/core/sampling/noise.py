@@ -31,11 +31,11 @@ class Noise:
         ids = np.arange(vocab_size, dtype=np.uint32)
         self._mixed_ids = _mix32(ids * np.uint32(_STRIDE) + np.uint32(_OFFSET))
 
-    def hashes(self, keys: Words, ids: Ids) -> NDArray[np.uint32]:
-        """The hash of each of `ids`, for the key at the same place."""
+    def hashes(self, keys: Words, counts: NDArray[np.intp], ids: Ids) -> NDArray[np.uint32]:
+        """The hash of each of `ids`; the first `counts[0]` of them are for `keys[0]`, and so on."""
         values = self._mixed_ids[ids]
-        values ^= _low(keys)
-        return _mix32(values, _high(keys))
+        values ^= np.repeat(_low(keys), counts)
+        return _mix32(values, np.repeat(_high(keys), counts))
 
     def has_hash_below(self, keys: Words, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each key: whether the hash of any id is below its limit. Costs as much as sum(limits) hashes."""

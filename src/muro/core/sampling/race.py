@@ -31,7 +31,7 @@ def winners(noise: Noise, draws: Sequence[Candidates]) -> list[int | None]:
     tops = np.array([draw.top for draw in draws], np.float32)
     ids = np.concatenate([draw.ids for draw in draws])
     logits = np.concatenate([draw.logits for draw in draws])
-    hashes = noise.hashes(np.repeat(keys, lengths), ids)
+    hashes = noise.hashes(keys, lengths, ids)
     bound = hashes.astype(np.float32).view(np.int32).astype(np.float32)
     bound *= np.float32(-_LOG2 / 2**23)
     bound += np.float32(_LOG2 * (127 + 32))

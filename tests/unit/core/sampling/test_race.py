@@ -23,7 +23,7 @@ def candidates(
 
 def plain_winner(noise: Noise, draw: Candidates) -> int:
     sums = draw.logits.astype(np.float64) / draw.temperature
-    sums += gumbel(noise.hashes(np.full(len(draw.ids), draw.key, np.uint64), draw.ids))
+    sums += gumbel(noise.hashes(np.array([draw.key], np.uint64), np.array([len(draw.ids)]), draw.ids))
     return int(draw.ids[sums.argmax()])
 
 
@@ -50,7 +50,7 @@ def test_an_outsider_that_may_win_is_not_overlooked(temperature: float) -> None:
     opened = 0
     for seed in range(40):
         key = noise_key(seed, 0)
-        lucky = int(noise.hashes(np.full(vocab, key, np.uint64), every).argmin())
+        lucky = int(noise.hashes(np.array([key], np.uint64), np.array([vocab]), every).argmin())
         # As much as the noise of the lucky one can make up for, less what the favourite has.
         own = [-np.log(-np.log1p(-(plain_hash(seed, 0, i) + 0.5) / 2**32)) for i in (0, lucky)]
         gap = float(own[1] - own[0])
