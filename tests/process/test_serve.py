@@ -170,7 +170,14 @@ def test_numbers_that_are_none(http: httpx.Client, option: str, text: str) -> No
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("logprobs", 3), ("echo", True), ("presence_penalty", 1.0), ("tools", [{}]), ("no_such_option", 1)],
+    [
+        ("logprobs", 3),
+        ("logit_bias", {"1": 1}),
+        ("presence_penalty", 1.0),
+        ("priority", 1),
+        ("tools", [{}]),
+        ("no_such_option", 1),
+    ],
 )
 def test_an_unsupported_option_is_refused_by_name(http: httpx.Client, option: str, value: Any) -> None:
     """FC-07 at the edge."""
@@ -186,6 +193,10 @@ def test_what_is_no_json_object(http: httpx.Client, body: str) -> None:
     answer = http.post("/v1/completions", content=body.encode("latin-1"))
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "invalid_request"
+
+
+def test_an_echo_of_the_prompt_needs_nothing_of_the_engine(http: httpx.Client) -> None:
+    assert complete(http, echo=True, max_tokens=2).json()["choices"][0]["text"] == "abcab"
 
 
 def test_lengths(http: httpx.Client) -> None:

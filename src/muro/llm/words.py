@@ -12,6 +12,7 @@ import msgspec
 from muro.config import EngineConfig, home
 from muro.errors import ConfigError, InvalidRequestError
 from muro.llm import pipeline
+from muro.llm.spelling import Spelling
 from muro.models.pull import pulled
 from muro.models.sampling import SamplingDefaults, read_sampling_defaults
 from muro.text.chat import ChatTemplate, load_chat_template
@@ -110,6 +111,7 @@ class Words:
         self.template = template
         self.max_model_len = max_model_len
         self.defaults = defaults or SamplingDefaults()
+        self.spelling = Spelling(tokenizer)
 
     def default_params(self) -> SamplingParams:
         """Parameters for a caller who gives none: those that the model recommends."""

@@ -12,6 +12,9 @@ from http import HTTPStatus
 import msgspec
 
 from muro.errors import EngineDeadError, InvalidRequestError, MuroError, OverloadedError
+from muro.wire.request import EngineCoreRequest, SamplingParams
+
+_OPTIONS = {*SamplingParams.__struct_fields__, *EngineCoreRequest.__struct_fields__}
 
 
 class ErrorDetail(msgspec.Struct):
@@ -41,10 +44,16 @@ def reply_to(err: BaseException) -> ErrorReply:
     """The answer to a request that ended in this error."""
     if not isinstance(err, MuroError):
         return reply(500, "internal error of the server; its log says more", code="internal")
-    param = err.param if isinstance(err, InvalidRequestError) else None
+    param = (err.param or _named(err.message)) if isinstance(err, InvalidRequestError) else None
     again = err.retry_after if isinstance(err, OverloadedError | EngineDeadError) else None
     headers = {} if again is None else {"retry-after": str(max(1, math.ceil(again)))}
     return reply(err.status, _shown(err), code=err.code, param=param, headers=headers)
+
+
+def _named(message: str) -> str | None:
+    """The option that an engine's message begins with: the wire has no place for it apart."""
+    word = message.partition(" ")[0]
+    return word if word in _OPTIONS else None
 
 
 def _shown(err: MuroError) -> str:

@@ -93,3 +93,11 @@ def test_a_whole_answer_as_it_travels() -> None:
     parsed.begin()
     assert (parsed.status, parsed.getheader("retry-after")) == (503, "3")
     assert msgspec.json.decode(parsed.read())["error"]["code"] == "overloaded"
+
+
+def test_an_option_that_an_engine_names_first_is_the_param() -> None:
+    def param(message: str) -> str | None:
+        return reply_to(InvalidRequestError(message)).body.error.param
+
+    assert param("logprobs is 99; it must be in 0 ... 20") == "logprobs"
+    assert param("the prompt is empty") is None

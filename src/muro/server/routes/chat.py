@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from muro.llm.logprobs import Position
 from muro.llm.outputs import Piece
 from muro.llm.pipeline import Choice
-from muro.server.routes.generation import UsageField
+from muro.llm.spelling import Spelling
+from muro.server.routes.generation import Head, UsageField
 from muro.server.schemas.chat import (
     ChatChoice,
     ChatCompletion,
@@ -19,6 +21,7 @@ from muro.server.schemas.chat import (
     Delta,
     max_tokens_of,
 )
+from muro.server.schemas.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from muro.server.schemas.usage import Usage
 from muro.server.service import Service
 
@@ -30,6 +33,7 @@ class ChatDialect:
 
     def __init__(self, service: Service) -> None:
         self._words = service.llm.words
+        self._spelling = self._words.spelling
         self.bounds = service.chat_body_bounds
 
     def asked(self, request: ChatCompletionRequest) -> int | None:
@@ -47,23 +51,29 @@ class ChatDialect:
         )
         return [await self._words.encode_async(text, add_special=False)]  # the template writes the special tokens
 
-    def form(self, request_id: str, created: int, model: str) -> ChatForm:
-        return ChatForm(f"chatcmpl-{request_id}", created, model)
+    def form(self, head: Head, request: ChatCompletionRequest, prompts: Sequence[list[int]]) -> ChatForm:
+        return ChatForm(head, request, self._spelling)
 
 
 class ChatForm:
     """See `generation.Form`."""
 
-    def __init__(self, answer_id: str, created: int, model: str) -> None:
-        self._head = (answer_id, created, model)
+    waits_for_prompt = False
 
-    def opening(self, index: int, usage: UsageField) -> msgspec.Struct:
+    def __init__(self, head: Head, request: ChatCompletionRequest, spelling: Spelling) -> None:
+        self._head = (f"chatcmpl-{head.request_id}", head.created, head.model)
+        self._request = request
+        self._spelling = spelling
+        self.plain = not request.logprobs
+
+    def opening(self, index: int, choices: Sequence[Choice], usage: UsageField) -> msgspec.Struct:
         return ChatCompletionChunk(*self._head, [ChunkChoice(index, Delta(role="assistant", content=""))], usage)
 
     def chunk(self, piece: Piece, usage: UsageField) -> msgspec.Struct:
         choice = ChunkChoice(piece.index, Delta(content=piece.text), piece.finish_reason)
         if piece.finish_reason is not None:
             choice.stop_reason = piece.stop_reason
+        choice.logprobs = self._logprobs(piece.logprobs)
         return ChatCompletionChunk(*self._head, [choice], usage)
 
     def closing(self, usage: Usage) -> msgspec.Struct:
@@ -71,7 +81,22 @@ class ChatForm:
 
     def whole(self, texts: Sequence[str], choices: Sequence[Choice], usage: Usage) -> msgspec.Struct:
         listed = [
-            ChatChoice(choice.index, ChatMessage(text), choice.finish_reason, choice.stop_reason)
+            ChatChoice(
+                choice.index,
+                ChatMessage(text),
+                choice.finish_reason,
+                choice.stop_reason,
+                self._logprobs(choice.logprobs),
+            )
             for text, choice in zip(texts, choices, strict=True)
         ]
-        return ChatCompletion(*self._head, listed, usage)
+        answer = ChatCompletion(*self._head, listed, usage)
+        if self._request.prompt_logprobs is not None:
+            answer.prompt_logprobs = prompt_logprobs(choices[0].prompt_logprobs or ())
+        return answer
+
+    def _logprobs(self, positions: Sequence[Position] | None) -> ChatLogprobs | None:
+        request = self._request
+        if positions is None or not request.logprobs:
+            return None
+        return chat_logprobs(positions, request.top_logprobs, self._spelling, by_id=request.return_tokens_as_token_ids)

@@ -6,16 +6,18 @@ a bound in memory or in time. A caller who leaves ends it at any stage.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from muro.errors import InternalError, MuroError
-from muro.llm.pipeline import check_length
+from muro.llm.pipeline import Standing, check_length
 from muro.server.admission import Ticket
 from muro.server.deadlines import HEADER, Deadlines, parse_timeouts
 from muro.server.exchange import BodyBounds, Exchange, GoneError
-from muro.server.routes.generation import Form, Job, generate
+from muro.server.offers import check_offered
+from muro.server.routes.generation import Form, Head, Job, generate
 from muro.server.schemas.request import GenerationOptions, decode_request, sampling_params
 from muro.server.service import Service
 from muro.wire.request import QUEUE_TIMEOUT
@@ -43,7 +45,7 @@ class Dialect(Protocol[R]):
     async def prompts(self, request: R, size: int) -> list[list[int]]:
         """Token ids of each prompt; `size` of the body in bytes."""
 
-    def form(self, request_id: str, created: int, model: str) -> Form:
+    def form(self, head: Head, request: R, prompts: Sequence[list[int]]) -> Form:
         """How the answer is worded."""
 
 
@@ -123,9 +125,11 @@ class GenerationWork(Generic[R]):
         ticket.hold(0)
         for prompt in prompts:
             check_length(len(prompt), service.llm.words.max_model_len, dialect.asked(request))
+        standing = Standing(request.priority, request.cache_salt)
+        check_offered(params, standing, service.llm.engines)
         ticket.queue(len(prompts) * request.n, sum(map(len, prompts)) * request.n)
-        form = dialect.form(exchange.request_id, service.created_now(), model)
-        return await generate(exchange, service, Job(prompts, request, params, ticket, deadlines), form)
+        form = dialect.form(Head(exchange.request_id, service.created_now(), model), request, prompts)
+        return await generate(exchange, service, Job(prompts, request, params, standing, ticket, deadlines), form)
 
 
 _HEADER = HEADER.lower().encode()

@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from muro.server.schemas.request import GenerationOptions, Positive
+from muro.errors import InvalidRequestError
+from muro.server.schemas.logprobs import ChatLogprobs, PromptLogprobs
+from muro.server.schemas.request import GenerationOptions, Positive, TopCount
 from muro.server.schemas.usage import Usage
 
 
@@ -15,9 +17,20 @@ class ChatCompletionRequest(GenerationOptions, kw_only=True):
 
     messages: list[dict[str, Any]]
     max_completion_tokens: Positive | None = None
+    logprobs: bool = False
+    top_logprobs: TopCount = 0
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+
+    def wanted_logprobs(self) -> tuple[int | None, int | None]:
+        """See `GenerationOptions`."""
+        return (self.top_logprobs if self.logprobs else None), self.prompt_logprobs
 
 
 def max_tokens_of(request: ChatCompletionRequest) -> int | None:
@@ -39,17 +52,18 @@ class ChatChoice(msgspec.Struct):
     message: ChatMessage
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct):
-    """The answer when it is not streamed. `created` in Unix seconds."""
+    """The answer when it is not streamed. `created` in Unix seconds; `prompt_logprobs` (vLLM's) if asked for."""
 
     id: str
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -67,7 +81,7 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     finish_reason: str | None = None
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletionChunk(msgspec.Struct):

@@ -15,7 +15,7 @@ import msgspec
 
 from muro.errors import InvalidRequestError, UnsupportedOptionError
 from muro.server.deadlines import Timeouts
-from muro.wire.request import Int64, SamplingParams, TokenId
+from muro.wire.request import Int64, RepetitionDetection, SamplingParams, TokenId
 
 MAX_CHOICES = 1024
 """Prompts of one request times `n`."""
@@ -23,6 +23,9 @@ MAX_CHOICES = 1024
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+TopCount = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
+"""How many of the most probable tokens; -1: all."""
 
 IGNORED = frozenset(
     {
@@ -41,16 +44,10 @@ IGNORED = frozenset(
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
-    "presence_penalty": (0,),
-    "priority": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "store": (False,),
     "suffix": ("",),
@@ -59,7 +56,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "use_beam_search": (False,),
 }
-"""Options that are not served, with the values that ask for nothing and therefore pass."""
+"""Options that a route may not serve, with the values that ask for nothing and therefore pass."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -70,8 +67,8 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerationOptions(msgspec.Struct, kw_only=True):
-    """The options that both routes take; each route's request adds its own fields. `timeouts` is our addition, and
-    `vllm_xargs` vLLM's: options that only the engine knows."""
+    """The options that both routes take; each route's request adds its own fields. `timeouts` is our addition; what
+    OpenAI's API does not have is vLLM's, as `vllm_xargs`: options that only the engine knows."""
 
     model: str = ""
     stream: bool = False
@@ -83,18 +80,36 @@ class GenerationOptions(msgspec.Struct, kw_only=True):
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    logit_bias: dict[TokenId, float] = {}
+    allowed_token_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[StopString], msgspec.Meta(max_length=1024)] = []
     seed: Int64 | None = None
     stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=64)] = []
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=1024)] = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: Count | None = None
+    prompt_logprobs: TopCount | None = None
+    return_tokens_as_token_ids: bool = False
+    priority: Int64 = 0
+    cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)] | None = None
     timeouts: Timeouts | None = None
     vllm_xargs: dict[str, str | Int64 | float | bool] | None = None
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream to be true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs are not given in streams", param="prompt_logprobs")
+
+    def wanted_logprobs(self) -> tuple[int | None, int | None]:
+        """How many of the most probable tokens to tell in each place of the output, and of the prompt (-1: all)."""
+        return None, self.prompt_logprobs
 
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -112,12 +127,19 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None, defaults
     if max_tokens is not None and options.min_tokens > max_tokens:
         what = f"min_tokens is {options.min_tokens}, but at most {max_tokens} tokens are asked for"
         raise InvalidRequestError(what, param="min_tokens")
+    logprobs, prompt_logprobs = options.wanted_logprobs()
     return SamplingParams(
         n=options.n,
         temperature=_first(options.temperature, defaults.temperature),
         top_p=_first(options.top_p, defaults.top_p),
         top_k=_first(options.top_k, defaults.top_k),
         min_p=_first(options.min_p, defaults.min_p),
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        logit_bias=options.logit_bias or None,
+        allowed_token_ids=options.allowed_token_ids,
+        bad_words=options.bad_words,
         seed=options.seed,
         stop=[options.stop] if isinstance(options.stop, str) else list(options.stop),
         stop_token_ids=list(options.stop_token_ids),
@@ -126,6 +148,10 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None, defaults
         min_tokens=options.min_tokens,
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        repetition_detection=options.repetition_detection,
+        thinking_token_budget=options.thinking_token_budget,
         extra_args=_extra_args(options),
     )
 
@@ -158,7 +184,8 @@ def decode_request(body: bytes, kind: type[R]) -> R:
     if not isinstance(raw, dict):
         raise InvalidRequestError("the body must be a JSON object")
     try:
-        return msgspec.convert(_served(raw, frozenset(kind.__struct_fields__)), kind)
+        # Keys of JSON objects are texts, also where they stand for token ids.
+        return msgspec.convert(_served(raw, frozenset(kind.__struct_fields__)), kind, str_keys=True)
     except msgspec.ValidationError as err:
         # An error of ours in `__post_init__` passes through msgspec only if it is no ValueError or TypeError.
         raise _invalid(str(err)) from None
@@ -178,13 +205,13 @@ def _served(raw: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
 
 
 def _asks_nothing(name: str, value: Any) -> bool:
-    # False equals 0 in Python, but `logprobs` 0 asks for something and `logprobs` false does not.
+    # False equals 0 in Python, but it is not the same thing to ask for.
     return any(value == v and (value is v or not isinstance(v, bool)) for v in NEUTRAL.get(name, ()))
 
 
 def _invalid(message: str) -> InvalidRequestError:
     """msgspec says "Expected `int`, got `str` - at `$.max_tokens`"; the path becomes `param`."""
-    found = re.fullmatch(r"(.*?) - at `\$\.?(.*)`", message, re.DOTALL)
+    found = re.fullmatch(r"(.*?) - at (?:`key` in )?`\$\.?(.*)`", message, re.DOTALL)
     if found is None:
         missing = re.fullmatch(r"Object missing required field `(.*)`", message)
         return InvalidRequestError(message, param=missing[1] if missing else None)

@@ -1,0 +1,46 @@
+"""What an engine does not promise to do is refused by name before it is asked, so that nothing is dropped silently.
+
+An engine of ours says in its ready response whether it honours sampling options, or refuses them itself. One that does
+not (it has no distribution to sample from, as an echo) is asked for none of the options below. How to sample
+(temperature, top_p, top_k, min_p, seed) it may ignore: every client sends those. Foreign engines answer for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from muro.clients.interface import EngineStatus
+from muro.errors import UnsupportedOptionError
+from muro.llm.pipeline import Standing
+from muro.wire.request import SAMPLING_OPTIONS, SamplingParams
+
+_SAMPLING = (
+    "logprobs", "prompt_logprobs", "logprob_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "allowed_token_ids", "bad_words", "repetition_detection", "thinking_token_budget",
+    "structured_outputs",
+)  # fmt: skip
+_NEUTRAL: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+
+
+def check_offered(params: SamplingParams, standing: Standing, engines: Callable[[], Iterable[EngineStatus]]) -> None:
+    """Raises UnsupportedOptionError that names an option which some engine would ignore."""
+    asked = _first_asked(params, standing)
+    if asked is not None and not all(_honours(engine) for engine in engines()):
+        raise UnsupportedOptionError(f"the option {asked!r} is not supported by this engine", param=asked)
+
+
+def _first_asked(params: SamplingParams, standing: Standing) -> str | None:
+    for name in _SAMPLING:
+        value = getattr(params, name)
+        # An empty list or map asks for nothing; but the number 0 may.
+        if value is not None and value != _NEUTRAL[name] and value not in ([], {}):
+            return name
+    return "priority" if standing.priority else None
+
+
+def _honours(engine: EngineStatus) -> bool:
+    ready = engine.ready
+    return ready is None or ready.muro is None or SAMPLING_OPTIONS in ready.muro.features
