@@ -97,7 +97,7 @@ def test_a_whole_answer_as_it_travels() -> None:
 
 def test_an_option_that_an_engine_names_first_is_the_param() -> None:
     def param(message: str) -> str | None:
-        return reply_to(InvalidRequestError(message)).body.error.param
+        return reply_to(errors.InvalidRequestError(message)).body.error.param
 
     assert param("logprobs is 99; it must be in 0 ... 20") == "logprobs"
     assert param("the prompt is empty") is None
