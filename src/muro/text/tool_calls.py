@@ -1,0 +1,368 @@
+"""Tool calls in a model's text: found while it streams, by a small table of the forms that models are trained on.
+
+- `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them (Hermes, Qwen, SmolLM3, ...).
+- `llama3_json`: the answer as a whole is `{"name": ..., "parameters": {...}}`, several with `;` in between (Llama 3.1
+  and later). A JSON object that names none of the tools is an ordinary answer.
+
+The promise: what comes out, put together, does not depend on how the text is cut. A call is told of as soon as its name
+is known, its arguments as the model writes them: whether they fit the tool is for the caller to check. What looks like
+a call and is none is content again. White space around calls is not content.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+import msgspec
+
+
+class ToolCallPiece(msgspec.Struct):
+    """News of a call: with the first piece comes its name, afterwards more of its arguments, which are JSON."""
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+News = list[str | ToolCallPiece]
+"""Content (never empty) and pieces of calls, in their order."""
+
+
+class ToolParser(Protocol):
+    """Reads the text of one answer. Not for use by two threads at once."""
+
+    def feed(self, text: str) -> News:
+        """What has become certain with the next piece of text."""
+
+    def finish(self) -> News:
+        """The rest. Afterwards nothing may be fed."""
+
+
+class HermesParser:
+    """See the module."""
+
+    OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+    def __init__(self) -> None:
+        self._outside = _Outside()
+        self._text = ""  # not looked at yet
+        self._call: _Call | None = None
+        self._closing = False
+
+    def feed(self, text: str) -> News:
+        """See `ToolParser.feed`."""
+        self._text += text
+        news: News = []
+        while self._text and self._step(news):
+            pass
+        return news
+
+    def finish(self) -> News:
+        """See `ToolParser.finish`."""
+        news: News = []
+        if self._call is not None and not self._call.told:
+            self._outside.content(self.OPEN + self._call.raw, news)
+        elif self._call is None and not self._closing:
+            self._outside.content(self._text, news)
+        self._outside.end(news)
+        return news
+
+    def _step(self, news: News) -> bool:
+        """Look at what is there as far as it goes for now; whether there is more to look at."""
+        if self._call is not None:
+            return self._inside(self._call, news)
+        mark = self.CLOSE if self._closing else self.OPEN
+        at = self._text.find(mark)
+        if self._closing:
+            # Whatever stands between the end of the object and that of the call belongs to neither.
+            self._text = self._text[at + len(mark) :] if at >= 0 else _tail(self._text, mark)
+            self._closing = at < 0
+            return at >= 0
+        if at < 0:
+            held = _tail(self._text, mark)
+            self._outside.content(self._text[: len(self._text) - len(held)], news)
+            self._text = held
+            return False
+        self._outside.content(self._text[:at], news)
+        self._text = self._text[at + len(mark) :]
+        self._call = _Call(self._outside.calls)
+        return True
+
+    def _inside(self, call: _Call, news: News) -> bool:
+        self._text = call.feed(self._text, self._outside.tell(news))
+        if call.broken and not call.told:
+            self._outside.content(self.OPEN + call.raw, news)
+        self._closing = call.done or (call.broken and call.told)
+        if call.done or call.broken:
+            self._call = None
+        return bool(self._text)
+
+
+class LlamaJsonParser:
+    """See the module.
+
+    Args:
+        names: of the tools; an object with another name is no call.
+    """
+
+    TAG = "<|python_tag|>"
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._outside = _Outside()
+        self._text = ""
+        self._call: _Call | None = None
+        self._plain = False
+
+    def feed(self, text: str) -> News:
+        """See `ToolParser.feed`."""
+        self._text += text
+        news: News = []
+        while self._text and self._step(news):
+            pass
+        return news
+
+    def finish(self) -> News:
+        """See `ToolParser.finish`."""
+        news: News = []
+        if self._call is not None and not self._call.told:
+            self._outside.content(self._call.raw, news)
+        self._outside.content(self._text, news)
+        self._outside.end(news)
+        return news
+
+    def _step(self, news: News) -> bool:
+        if self._plain:
+            self._outside.content(self._text, news)
+            self._text = ""
+            return False
+        if self._call is None:
+            return self._between(news)
+        call = self._call
+        self._text = call.feed(self._text, self._outside.tell(news))
+        if call.broken and not call.told:
+            self._outside.content(call.raw, news)
+            self._plain = True
+        if call.done or call.broken:
+            self._call = None
+        return bool(self._text)
+
+    def _between(self, news: News) -> bool:
+        """Before a call: white space, the tag, and what separates calls."""
+        text = self._text.lstrip(" \n\t\r;," if self._outside.calls else " \n\t\r")
+        if not text or (self.TAG.startswith(text) and text != self.TAG):
+            return False  # it may still become one
+        if text.startswith(self.TAG):
+            self._text = text[len(self.TAG) :]
+        elif text[0] == "{":
+            self._text, self._call = text, _Call(self._outside.calls, self._names)
+        else:
+            self._plain = True
+        return True
+
+
+PARSERS: Mapping[str, Callable[[Collection[str]], ToolParser]] = {
+    "hermes": lambda names: HermesParser(),
+    "llama3_json": LlamaJsonParser,
+}
+"""By the name of the form; each is made for one answer, of the names of the tools."""
+
+_MARKS = {"hermes": "<tool_call>", "llama3_json": '"parameters": '}
+_FOREIGN = "<function="
+"""In templates of forms that are not in the table."""
+
+
+def form_of(template: str) -> str | None:
+    """The form of calls that a chat template speaks of, as far as that can be told."""
+    if _FOREIGN in template:
+        return None
+    return next((name for name, mark in _MARKS.items() if mark in template), None)
+
+
+class _Outside:
+    """What is around calls: content, of which white space next to a call is left out, and the count of calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._space = ""
+        self._behind_call = False
+
+    def content(self, text: str, news: News) -> None:
+        if self._behind_call:
+            text = text.lstrip()
+            self._behind_call = not text
+        body = text.rstrip()
+        if not body:
+            self._space += text
+            return
+        news.append(self._space + body)
+        self._space = text[len(body) :]
+
+    def tell(self, news: News) -> Callable[[ToolCallPiece], None]:
+        """Where a call puts its news."""
+
+        def told(piece: ToolCallPiece) -> None:
+            if piece.name is not None:
+                self.calls += 1
+                self._space, self._behind_call = "", True
+            news.append(piece)
+
+        return told
+
+    def end(self, news: News) -> None:
+        if self._space and not self.calls:
+            news.append(self._space)
+
+
+_NAMES, _ARGUMENTS = "name", ("arguments", "parameters")
+_SPACE = " \n\t\r"
+_OUTSIDE_STRINGS = frozenset('{}[],:"+-.0123456789eEtrufalsn' + _SPACE)
+
+
+class _Call:
+    """One JSON object with a name and arguments, read character by character."""
+
+    def __init__(self, index: int, names: Collection[str] | None = None) -> None:
+        self.raw = ""
+        """All that was read of it."""
+        self.told = False
+        """Whether its name is out; then it is a call for good."""
+        self.done = False
+        self.broken = False
+        self._index = index
+        self._names = names
+        self._name: str | None = None
+        self._key: str | None = None
+        self._value: list[str] | None = None  # of the member that is being read
+        self._arguments = ""  # read, but not told yet
+        self._any_arguments = False
+        self._depth = 0
+        self._string = self._escape = False
+        self._part: list[str] = []  # of a key
+
+    def feed(self, text: str, tell: Callable[[ToolCallPiece], None]) -> str:
+        """Read as far as the object goes; gives what stands behind it, or what has broken it."""
+        used = 0
+        for used, char in enumerate(text, 1):
+            if not self._take(char):
+                self.broken = True
+                used -= 1
+                break
+            if self._name is not None and not self.told:  # at once: what comes next may break it
+                self.told = True
+                tell(ToolCallPiece(self._index, self._name))
+            if self.done:
+                break
+        self.raw += text[:used]
+        if self.done and not self.told:
+            self.broken, self.done = True, False
+        if self.done and not self._any_arguments:
+            self._arguments = "{}"
+        if self.told and self._arguments:
+            tell(ToolCallPiece(self._index, None, self._arguments))
+            self._arguments = ""
+        return text[used:]
+
+    def _take(self, char: str) -> bool:
+        """The next character; whether it can belong to a call."""
+        if self._string:
+            self._in_string(char)
+            return True
+        if char not in _OUTSIDE_STRINGS:
+            return False
+        if char == '"':
+            self._string = True
+            return self._begin_string()
+        if char in _SPACE:
+            return self._in_value(char)
+        if char in "{[":
+            self._depth += 1
+            return (char == "{") if self._depth == 1 else self._in_value(char)
+        if char in "}]":
+            return self._close(char)
+        if self._depth == 1 and char in ",:":
+            return self._separate(char)
+        return self._depth > 0 and self._in_value(char)
+
+    def _begin_string(self) -> bool:
+        if self._value is not None:
+            return self._in_value('"')
+        if self._depth != 1 or self._key is not None:
+            return False
+        self._part = ['"']
+        return True
+
+    def _in_string(self, char: str) -> None:
+        if self._escape:
+            self._escape = False
+        elif char == "\\":
+            self._escape = True
+        elif char == '"':
+            self._string = False
+        if self._value is not None:
+            self._in_value(char)
+            return
+        self._part.append(char)
+        if not self._string:
+            self._key = str(_value_of("".join(self._part)))
+
+    def _in_value(self, char: str) -> bool:
+        """A character of a member's value, or white space anywhere."""
+        if self._value is None:
+            return char in _SPACE
+        if not self._value and char in _SPACE:
+            return True
+        self._value.append(char)
+        if self._key in _ARGUMENTS and self._value[0] == "{":
+            self._any_arguments = True
+            if self._depth > 1 or char not in _SPACE:
+                self._arguments += char
+        return True
+
+    def _close(self, char: str) -> bool:
+        self._depth -= 1
+        if self._depth > 0:
+            return self._in_value(char)
+        if self._depth < 0 or char == "]":
+            return False
+        self.done = True
+        return self._value is None or self._end_value()
+
+    def _separate(self, char: str) -> bool:
+        if char == ":":
+            if self._key is None or self._value is not None:
+                return False
+            self._value = []
+            return True
+        return self._value is not None and self._end_value()
+
+    def _end_value(self) -> bool:
+        key, text = self._key, "".join(self._value or ()).strip()
+        self._key = self._value = None
+        if key == _NAMES and self._name is None:
+            name = _value_of(text)
+            if not isinstance(name, str) or not name or (self._names is not None and name not in self._names):
+                return False
+            self._name = name
+        elif key in _ARGUMENTS and not text.startswith("{"):
+            value = _value_of(text)
+            self._any_arguments = True
+            self._arguments += value if isinstance(value, str) else "{}" if value is None else text
+        return True
+
+
+def _value_of(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tail(text: str, mark: str) -> str:
+    """The longest end of `text` that begins `mark`."""
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:size]):
+            return text[-size:]
+    return ""
