@@ -18,6 +18,8 @@ from muro.core.sampling import Draw, Sampler, SamplerState, Sampling
 from muro.core.sampling.settings import History
 
 STREAMS = 64
+PROMPT = 16
+"""Tokens that a stream begins with."""
 WARM_STEPS = 2
 
 _PENALTIES = History(presence_penalty=0.3, frequency_penalty=0.3, repetition_penalty=1.1)
@@ -35,13 +37,38 @@ Step = Callable[[list[list[int]], int], NDArray[np.float32]]
 """Computes some tokens of each stream, all standing behind the same number of others; gives a row for each stream."""
 
 
-def run(step: Step, vocab_size: int, rounds: int = 3) -> dict[str, Any]:
-    """Measure every case beside decode steps of 64 streams with different texts.
+PASSAGE = (
+    "The old lighthouse stood at the end of a long stone pier, and every evening its keeper climbed the stairs to "
+    "light the lamp. He had done so for thirty years, in calm weather and in storms, and he knew each step by its "
+    "sound. Ships passed far out on their way to the harbour, and sometimes one of them would greet him with a "
+    "short blast of its horn. In winter the wind came from the north and covered the windows with salt, so that he "
+    "had to clean them twice a day. On Sundays his sister walked out to him with bread, cheese and the newspaper, "
+    "and they talked about the prices of fish, the new school in the village, and what would become of the "
+    "lighthouse when nobody was left to look after it."
+)
+"""What the streams of a model with a tokenizer go on from: over senseless texts its scores are flatter than in use."""
+
+
+def texts_of(ids: list[int], vocab_size: int) -> list[list[int]]:
+    """A beginning for each stream: a piece of `ids`, or numbers if there are too few."""
+    if len(ids) < STREAMS + PROMPT:
+        return [[(997 * stream + 37 * i + 11) % vocab_size for i in range(PROMPT)] for stream in range(STREAMS)]
+    return [ids[stream : stream + PROMPT] for stream in range(STREAMS)]
+
+
+def run(step: Step, vocab_size: int, texts: list[list[int]], rounds: int = 3) -> dict[str, Any]:
+    """Measure every case beside decode steps of 64 streams.
+
+    Args:
+        step: computes.
+        vocab_size: width of its rows.
+        texts: see `texts_of`.
+        rounds: steps that count.
 
     Returns:
         `decode_step_64_ms`, and `sampling_64`: for each case, milliseconds and per cent of that step.
     """
-    texts = [[(997 * stream + 37 * i + 11) % vocab_size for i in range(8)] for stream in range(STREAMS)]
+    texts = [list(text) for text in texts]
     requests = [_Requests(vocab_size, sampling) for sampling in CASES.values()]
     logits = step(texts, 0)
     steps: list[float] = []
@@ -76,13 +103,13 @@ class _Requests:
         self._sampler = Sampler(vocab_size)
         self._samplings = [msgspec.structs.replace(sampling, seed=stream) for stream in range(STREAMS)]
         history = sampling.history
-        self._states = None if history is None else [SamplerState(history, 8) for _ in range(STREAMS)]
+        self._states = None if history is None else [SamplerState(history, PROMPT) for _ in range(STREAMS)]
 
     def choose(self, logits: NDArray[np.float32], texts: list[list[int]]) -> float:
         """Seconds to choose the next token of every stream."""
         began = perf_counter()
         if self._states is None:
-            draws = [Draw(one, len(text) - 8) for one, text in zip(self._samplings, texts, strict=True)]
+            draws = [Draw(one, len(text) - PROMPT) for one, text in zip(self._samplings, texts, strict=True)]
         else:
             parts = zip(self._states, self._samplings, texts, strict=True)
             draws = [state.draw(one, text) for state, one, text in parts]

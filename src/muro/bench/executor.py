@@ -21,7 +21,9 @@ from muro.config import home
 from muro.core.executor import Executor
 from muro.core.plan import SchedulerOutput, SequencePlan
 from muro.engines.openvino.options import OpenVINOOptions
+from muro.errors import ConfigError
 from muro.models.config import open_model
+from muro.text.tokenizer import load_tokenizer
 
 PROMPT_TOKENS = 62
 LONG_PROMPT_TOKENS = 512
@@ -72,7 +74,9 @@ def run(
         first.append(loop.prefill(1, PROMPT_TOKENS))
         prefill.append(LONG_PROMPT_TOKENS / loop.prefill(1, LONG_PROMPT_TOKENS))
     progress(f"choosing tokens for {choosing.STREAMS} streams")
-    chosen = choosing.run(_Loop(executor, choosing.STREAMS).compute, executor.info().vocab_size, rounds)
+    vocab_size = executor.info().vocab_size
+    texts = choosing.texts_of(_passage(directory.path), vocab_size)
+    chosen = choosing.run(_Loop(executor, choosing.STREAMS).compute, vocab_size, texts, rounds)
     result = {
         "decode_tokens_per_s": {streams: round(median(rates), 1) for streams, rates in decode.items()},
         "prefill_tokens_per_s": round(median(prefill), 1),
@@ -84,6 +88,14 @@ def run(
     }
     executor.shutdown()
     return result
+
+
+def _passage(directory: Path) -> list[int]:
+    """Token ids of a text; none if the model has no tokenizer."""
+    try:
+        return load_tokenizer(directory).encode(choosing.PASSAGE)
+    except ConfigError:
+        return []
 
 
 def _resident_mb() -> int:

@@ -36,17 +36,21 @@ class Filters:
         self._every = np.arange(vocab_size)
         self._work = np.empty(vocab_size, np.float32)
 
-    def candidates(self, row: Row, sampling: Sampling, key: int, top: float, *, all_ids: bool = False) -> Candidates:
+    def candidates(
+        self, row: Row, sampling: Sampling, key: int, top: float, outsiders: Ids | None = None
+    ) -> Candidates:
         """The candidates in a row whose highest allowed logit is `top`, a finite number.
 
-        With `all_ids`, none is left out of an unfiltered row.
+        With `outsiders`, these of an unfiltered row are looked at besides, and no others can win.
         """
         distance = None
         ids = self._survivors(row, sampling, top)
         if ids is None:
             floor = np.float32(top - NEAR * sampling.temperature)
-            ids = self._every if all_ids else np.flatnonzero(row >= floor)
-            if 2 * len(ids) < len(row):
+            ids = np.flatnonzero(row >= floor)
+            if outsiders is not None:
+                ids = np.union1d(ids, outsiders)
+            elif 2 * len(ids) < len(row):
                 # The others are at least one step of float32 below, which is a lot where numbers are large.
                 distance = top - float(np.nextafter(floor, np.float32(-np.inf)))
             else:

@@ -37,8 +37,8 @@ class Noise:
         values ^= np.repeat(_low(keys), counts)
         return _mix32(values, np.repeat(_high(keys), counts))
 
-    def has_hash_below(self, keys: Words, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """For each key: whether the hash of any id is below its limit. Costs as much as sum(limits) hashes."""
+    def ids_below(self, keys: Words, limits: NDArray[np.int64]) -> list[Ids]:
+        """For each key the ids whose hash is below its limit, in no order. Costs as much as sum(limits) hashes."""
         ends = np.cumsum(limits)
         values = np.arange(ends[-1], dtype=np.uint32)
         values -= np.repeat((ends - limits).astype(np.uint32), limits)
@@ -47,10 +47,9 @@ class Noise:
         values = _unmix32(values)
         values -= np.uint32(_OFFSET)
         values *= np.uint32(_STRIDE_INVERSE)
-        found = np.zeros(len(keys), np.bool_)
         places = np.flatnonzero(values < np.uint32(len(self._mixed_ids)))
-        found[np.searchsorted(ends, places, side="right")] = True
-        return found
+        ids = values[places].astype(np.intp)
+        return np.split(ids, np.searchsorted(places, ends[:-1]))
 
 
 def noise_key(seed: int, position: int) -> int:

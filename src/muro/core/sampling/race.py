@@ -10,15 +10,17 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muro.core.sampling.candidates import Candidates
-from muro.core.sampling.noise import Noise, gumbel
+from muro.core.sampling.noise import Noise, Words, gumbel
+from muro.core.sampling.settings import Ids
 
 _LOG2 = math.log(2.0)
 
 
-def winners(noise: Noise, draws: Sequence[Candidates]) -> list[int | None]:
-    """The token of each draw; None if one that is not among the candidates may win.
+def winners(noise: Noise, draws: Sequence[Candidates]) -> list[int | Ids]:
+    """The token of each draw; or the ids that might still win though they are not among the candidates.
 
     Exact sums are computed only for those whose upper bound reaches the sum of one of them. The noise is
     -log(-log(1 - v)) <= -log(v) for v in (0, 1), and log2(v) is at least exponent plus mantissa of v as a float, which
@@ -51,22 +53,24 @@ def winners(noise: Noise, draws: Sequence[Candidates]) -> list[int | None]:
     sums += gumbel(hashes[close])
     # Of equal sums, the lowest id wins.
     best = [begin + int(sums[begin : begin + count].argmax()) for begin, count in zip(begins, counts, strict=True)]
-    tokens: list[int | None] = ids[close[best]].tolist()
-    for place in _open(noise, draws, keys, sums[best]):
-        tokens[place] = None
+    tokens: list[int | Ids] = ids[close[best]].tolist()
+    _note_outsiders(noise, draws, keys, sums[best], tokens)
     return tokens
 
 
-def _open(noise: Noise, draws: Sequence[Candidates], keys: np.ndarray, reached: np.ndarray) -> list[int]:
-    """The draws that an outsider may win, whose noise makes up for what it lacks; `reached` is the winner's sum.
+def _note_outsiders(
+    noise: Noise, draws: Sequence[Candidates], keys: Words, reached: NDArray[np.float64], tokens: list[int | Ids]
+) -> None:
+    """Where an outsider's noise may make up for what it lacks, replace the token by all such; `reached` are the sums.
 
     Noise is at most -log(v) for a hash of v * 2**32, so only a very small hash can do that, and few ids have one. Since
     the top itself is among the candidates, sums reach at least the least noise, -3.1: the limits are bounded.
     """
     places = [place for place, draw in enumerate(draws) if draw.distance is not None]
     if not places:
-        return []
+        return
     lacking = np.array([(draws[place].distance or 0.0) / draws[place].temperature for place in places])
     limits = np.ceil(2.0**32 * np.exp(-lacking - reached[places])).astype(np.int64) + 1
-    found = noise.has_hash_below(keys[places], limits)
-    return [place for place, is_open in zip(places, found, strict=True) if is_open]
+    for place, ids in zip(places, noise.ids_below(keys[places], limits), strict=True):
+        if len(ids):
+            tokens[place] = ids

@@ -19,7 +19,7 @@ from muro.core.sampling.edit import edit, is_edited
 from muro.core.sampling.logprobs import Columns, PromptLogprobs, sample_logprobs
 from muro.core.sampling.noise import Noise, noise_key
 from muro.core.sampling.race import winners
-from muro.core.sampling.settings import NO_TOKEN, Row
+from muro.core.sampling.settings import NO_TOKEN, Ids, Row
 from muro.core.sampling.state import Draw
 from muro.wire.output import Logprobs
 
@@ -92,7 +92,7 @@ class Sampler:
         self._draw(logits, draws, waiting, token_ids)
         return token_ids
 
-    def _choose(self, row: Row, draw: Draw, *, all_ids: bool = False) -> int | Candidates:
+    def _choose(self, row: Row, draw: Draw, outsiders: Ids | None = None) -> int | Candidates:
         """The token, if there is no choice, or what it is drawn from."""
         sampling = draw.sampling
         first = int(row.argmax())
@@ -110,7 +110,7 @@ class Sampler:
             return NO_TOKEN
         if sampling.is_greedy:
             return first
-        return self._filters.candidates(row, sampling, noise_key(sampling.seed, draw.position), top, all_ids=all_ids)
+        return self._filters.candidates(row, sampling, noise_key(sampling.seed, draw.position), top, outsiders)
 
     def _draw(
         self,
@@ -121,15 +121,14 @@ class Sampler:
     ) -> None:
         """Draw for those that wait, and let nobody wait any more."""
         while waiting:
-            tokens = dict(zip(waiting, winners(self._noise, list(waiting.values())), strict=True))
+            drawn = dict(zip(waiting, winners(self._noise, list(waiting.values())), strict=True))
             waiting.clear()
-            for i, token_id in tokens.items():
+            for i, found in drawn.items():
                 draw = draws[i]
-                if token_id is not None:
-                    token_ids[i] = token_id
+                if isinstance(found, int):
+                    token_ids[i] = found
                 elif draw is not None:
-                    # Once in thousands of tokens: then nobody is left out.
-                    candidates = self._choose(logits[i], draw, all_ids=True)
+                    candidates = self._choose(logits[i], draw, found)
                     if isinstance(candidates, Candidates):
                         waiting[i] = candidates
 

@@ -38,7 +38,7 @@ def mask_of(ids: set[int], size: int = VOCAB) -> np.ndarray:
     stops=st.lists(tokens, max_size=3),
     grammar=st.none() | st.sets(tokens),
 )
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_scores_are_what_the_options_say(
     seed: int,
     prompt: list[int],

@@ -28,7 +28,7 @@ def plain_winner(noise: Noise, draw: Candidates) -> int:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**32), st.sampled_from([1e-4, 0.3, 1.0, 4.0])), min_size=1, max_size=9))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_each_draw_is_won_by_the_largest_sum_in_any_company(draws: list[tuple[int, float]]) -> None:
     noise = Noise(500)
     entries = []
@@ -64,7 +64,8 @@ def test_an_outsider_that_may_win_is_not_overlooked(temperature: float) -> None:
             assert wins == (further < 0)
             if wins:
                 opened += 1
-                assert winners(noise, [alone]) == [None]
+                (outsiders,) = winners(noise, [alone])
+                assert isinstance(outsiders, np.ndarray) and lucky in outsiders
         far = candidates(np.array([0]), np.array([0.0]), key, temperature, distance=(gap + 3) * temperature)
         assert winners(noise, [far]) == [0]
     assert opened > 5

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muro.core.sampling.select import at_least, highest
 
 
 @given(st.integers(0, 2**32), st.integers(2, 60), st.data())
+@settings(deadline=None)
 def test_highest_is_a_sort_cut_off_with_ties(seed: int, size: int, data: st.DataObject) -> None:
     row = np.random.default_rng(seed).integers(0, 9, size).astype(np.float32)
     count = data.draw(st.integers(1, size - 1))

@@ -53,7 +53,7 @@ def shown(draw: Draw) -> object:
 
 
 @given(asked=options, prompt=st.lists(tokens, max_size=8), output=st.lists(tokens, max_size=25), thinking=markers)
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_a_state_is_a_function_of_the_tokens(
     asked: dict[str, object], prompt: list[int], output: list[int], thinking: ThinkingMarkers
 ) -> None:
