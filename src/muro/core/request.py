@@ -93,6 +93,7 @@ class Request:
     """
 
     __slots__ = (
+        "best_only",
         "block_hashes",
         "block_table",
         "blocked_on",
@@ -158,6 +159,10 @@ class Request:
         self.sampling = sampling
         # Where neither the position nor the tokens so far matter, one draw is as good as another.
         self.constant_draw = Draw(sampling, 0) if sampling.is_greedy and sampling.history is None else None
+        self.best_only = (
+            self.constant_draw is not None and prompt_logprobs is None and pooling is None and not sampling.reads_row
+        )
+        """Whether nothing is wanted of logits but which id has the highest."""
         self.max_length = max_length
         self.min_length = self.output_start + min_tokens
         self.eos_token_id = eos_token_id
@@ -217,7 +222,7 @@ class Request:
         return self.status in _ENDED
 
     def draw(self) -> Draw:
-        """How to choose the next token."""
+        """How to choose the next token. What a grammar allows of it goes into `Draw.mask`, here."""
         if self.constant_draw is not None:
             return self.constant_draw
         history = self.sampling.history
