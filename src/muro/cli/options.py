@@ -65,6 +65,14 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
             rich_help_panel=_ENGINE,
         ),
     ] = "auto"
+    tool_call_parser: Annotated[
+        Literal["hermes", "llama3_json"] | None,
+        typer.Option(
+            help="How the model calls tools: <tool_call>{json}</tool_call>, or an answer that is JSON. Default: as its "
+            "chat template shows.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
     max_model_len: Annotated[
         int | None, typer.Option(min=2, help="Tokens of prompt and output together.", rich_help_panel=_ENGINE)
     ] = None

@@ -57,6 +57,7 @@ def _choice(options: ServeOptions) -> ModelChoice:
         tokenizer=options.tokenizer,
         chat_template=options.chat_template,
         generation_config=options.generation_config,
+        tool_call_parser=options.tool_call_parser,
         max_model_len=options.max_model_len,
     )
 

@@ -101,7 +101,7 @@ class AsyncLLM:
         except BaseException:
             await client.aclose()
             raise
-        words = Words(tokenizer, template, length, chosen.sampling_defaults())
+        words = Words(tokenizer, template, length, chosen.sampling_defaults(), chosen.tool_call_parser)
         return cls(client, words, policy=policy).watch(client)
 
     def watch(self, client: AsyncMPClient) -> Self:

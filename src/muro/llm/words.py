@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from muro.config import EngineConfig, home
-from muro.errors import ConfigError, InvalidRequestError
+from muro.errors import ConfigError, InvalidRequestError, UnsupportedOptionError
 from muro.llm import pipeline
 from muro.llm.spelling import Spelling
 from muro.models.pull import pulled
 from muro.models.sampling import SamplingDefaults, read_sampling_defaults
 from muro.text.chat import ChatTemplate, load_chat_template
 from muro.text.tokenizer import Tokenizer, load_tokenizer
+from muro.text.tool_calls import PARSERS, ToolCallPiece, ToolParser
 from muro.wire.request import SamplingParams
+
+__all__ = ["ModelChoice", "Prompt", "ToolCallPiece", "ToolParser", "Words", "load_words", "make_choice"]
 
 INLINE_CHARS = 4096
 """Longer texts are tokenised in a thread: a hop there costs 0.1 ms, so many characters about 1 ms."""
@@ -45,6 +48,8 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """File with a chat template, if it is not the model's."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """Where sampling values come from that a request does not give: "auto" the model's own, "vllm" neutral ones."""
+    tool_call_parser: str | None = None
+    """The form in which the model calls tools, a name of `text.tool_calls`; None: as its chat template shows."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; None: as many as the engine takes."""
 
@@ -98,6 +103,7 @@ class Words:
         template: the chat template, or None if the model has none.
         max_model_len: tokens of prompt and output together.
         defaults: how to sample where a caller says nothing.
+        tool_form: the form of tool calls; None: as the template shows.
     """
 
     def __init__(
@@ -106,12 +112,14 @@ class Words:
         template: ChatTemplate | None,
         max_model_len: int,
         defaults: SamplingDefaults | None = None,
+        tool_form: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
         self.defaults = defaults or SamplingDefaults()
         self.spelling = Spelling(tokenizer)
+        self._tool_form = tool_form or (template.tool_form if template else None)
 
     def default_params(self) -> SamplingParams:
         """Parameters for a caller who gives none: those that the model recommends."""
@@ -149,6 +157,13 @@ class Words:
             raise InvalidRequestError(what, param="messages")
         return self.template.render(messages, **how)
 
+    def tool_parser(self, names: Collection[str]) -> ToolParser:
+        """What reads calls of these tools from an answer. Raises UnsupportedOptionError if it is not known how."""
+        if self._tool_form is None:
+            what = "tools are not supported: in which form the model calls them is not known; see --tool-call-parser"
+            raise UnsupportedOptionError(what, param="tools")
+        return PARSERS[self._tool_form](names)
+
     async def render_async(self, messages: Sequence[Mapping[str, Any]], size: int, **how: Any) -> str:
         """As `render`, without holding up the event loop; `size` of the messages, about, in characters."""
         if size <= INLINE_CHARS:
@@ -158,6 +173,9 @@ class Words:
 
 def load_words(choice: ModelChoice) -> tuple[Tokenizer, ChatTemplate | None]:
     """Read tokenizer and chat template. Raises ConfigError, MissingExtraError."""
+    if choice.tool_call_parser is not None and choice.tool_call_parser not in PARSERS:
+        what = f"there is no tool call parser {choice.tool_call_parser!r}; there are {', '.join(PARSERS)}"
+        raise ConfigError(what)
     directory = Path(choice.tokenizer) if choice.tokenizer else choice.directory()
     tokenizer = load_tokenizer(directory)
     if choice.chat_template is None:

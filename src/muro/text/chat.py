@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from muro.errors import ConfigError, InvalidRequestError, MissingExtraError, UnsupportedOptionError
+from muro.text.messages import checked_messages
 from muro.text.tokenizer import read_tokenizer_config
+from muro.text.tool_calls import form_of
 
 if TYPE_CHECKING:
     import jinja2
@@ -28,10 +30,8 @@ PLAIN_TEMPLATE = """\
 {%- if add_generation_prompt %}assistant: {% endif %}"""
 """For engines without a template: lines of "role: content"."""
 
-MAX_MESSAGES = 4096
 MAX_RENDERED_CHARS = 32 << 20
-MAX_ROLE_CHARS = 64
-_RESERVED = frozenset({"messages", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "add_generation_prompt", "tools"})
 
 
 class ChatTemplate:
@@ -57,6 +57,10 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._template = _compile(source)
+        self.knows_tools = "tools" in _variables(source)
+        """Whether it says anything of tools."""
+        self.tool_form = form_of(source) if self.knows_tools else None
+        """The form in which it has tools called, as far as that can be told; see `tool_calls`."""
         self._globals: dict[str, Any] = {
             **(special_tokens or {}),
             "raise_exception": _raise_exception,
@@ -70,6 +74,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for these messages.
@@ -78,14 +83,18 @@ class ChatTemplate:
             messages: OpenAI's form; `content` a string or a list of text parts, which are joined by newlines.
             add_generation_prompt: end with the opening of the assistant's turn.
             continue_final_message: end right after the last message's content, so that the model continues it.
+            tools: OpenAI's form: {"type": "function", "function": {"name": ..., ...}}.
             variables: further names for the template (`chat_template_kwargs`).
 
         Raises:
             InvalidRequestError: a message is wrong (`param` names it), the template refuses the messages, or the
                 result is too long.
-            UnsupportedOptionError: a message has a part or field that is not text.
+            UnsupportedOptionError: a message has a part or field that is not text; or tools come into it, and the
+                template knows none.
         """
-        chat = [_message(message, f"messages[{i}]") for i, message in enumerate(_bounded(messages))]
+        if tools and not self.knows_tools:
+            raise UnsupportedOptionError("tools are not supported: this model's chat template has none", param="tools")
+        chat = checked_messages(messages, tools=self.knows_tools)
         marker = ""
         if continue_final_message:
             if add_generation_prompt:
@@ -98,7 +107,7 @@ class ChatTemplate:
         if clash:
             what = f"chat_template_kwargs must not set {', '.join(sorted(clash))}"
             raise InvalidRequestError(what, param="chat_template_kwargs")
-        text = self._run({**self._globals, **(variables or {}), "messages": chat}, add_generation_prompt)
+        text = self._run({**self._globals, **(variables or {}), "messages": chat}, add_generation_prompt, tools)
         if not marker:
             return text
         cut = text.rfind(marker)
@@ -107,7 +116,11 @@ class ChatTemplate:
             raise InvalidRequestError(what, param="continue_final_message")
         return text[:cut].replace(marker, "")
 
-    def _run(self, context: dict[str, Any], add_generation_prompt: bool) -> str:
+    def _run(
+        self, context: dict[str, Any], add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] | None
+    ) -> str:
+        if self.knows_tools:
+            context["tools"] = [dict(tool) for tool in tools] if tools else None
         pieces, size = [], 0
         try:
             for piece in self._template.generate(context, add_generation_prompt=add_generation_prompt):
@@ -153,60 +166,6 @@ def load_chat_template(model_dir: str | Path | None) -> ChatTemplate | None:
         raise ConfigError(f"{path}: {err.message}") from err
 
 
-def _bounded(messages: Any) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise InvalidRequestError("messages must be a list of objects with role and content", param="messages")
-    if not messages:
-        raise InvalidRequestError("messages must hold at least one message", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        what = f"messages holds {len(messages)} messages; at most {MAX_MESSAGES} are taken"
-        raise InvalidRequestError(what, param="messages")
-    return cast("Sequence[Mapping[str, Any]]", messages)
-
-
-def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A message as templates expect it: role, content as one string, name if given."""
-    if not isinstance(message, Mapping):
-        raise InvalidRequestError(f"{where} must be an object with role and content", param=where)
-    role = message.get("role")
-    if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE_CHARS:
-        raise InvalidRequestError(f"{where}.role must be a short string", param=f"{where}.role")
-    out = {"role": role, "content": _content(message.get("content"), role, f"{where}.content")}
-    for field, value in message.items():
-        if field in out or value is None or value == []:
-            continue
-        if field != "name":
-            raise UnsupportedOptionError(f"{where}.{field} is not supported", param=f"{where}.{field}")
-        if not isinstance(value, str):
-            raise InvalidRequestError(f"{where}.name must be a string", param=f"{where}.name")
-        out["name"] = value
-    return out
-
-
-def _content(content: object, role: str, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None and role == "assistant":
-        return ""
-    if not isinstance(content, list):
-        raise InvalidRequestError(f"{where} of role {role} must be a string or a list of text parts", param=where)
-    return "\n".join(_text_of(part, f"{where}[{i}]") for i, part in enumerate(content))
-
-
-def _text_of(part: object, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, Mapping):
-        raise InvalidRequestError(f"{where} must be an object with a type", param=where)
-    kind = part.get("type")
-    if kind != "text":
-        raise UnsupportedOptionError(f"{where}.type is {kind!r}; only text is supported", param=f"{where}.type")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
-    return text
-
-
 def _marker(chat: list[dict[str, Any]]) -> str:
     """Text that none of the messages contains: a private-use character, repeated as often as that takes."""
     mark = "\ue0c7"
@@ -231,6 +190,13 @@ def _compile(source: str) -> jinja2.Template:
         return env.from_string(source)
     except jinja2.TemplateSyntaxError as err:
         raise ConfigError(f"the chat template is not valid Jinja: line {err.lineno}: {err.message}") from err
+
+
+def _variables(source: str) -> set[str]:
+    """The names that a template looks up."""
+    from jinja2 import meta
+
+    return meta.find_undeclared_variables(_environment().parse(source))
 
 
 @cache

@@ -12,6 +12,7 @@ import pytest
 
 from muro.errors import ConfigError, InvalidRequestError, MissingExtraError, UnsupportedOptionError
 from muro.text import chat
+from muro.text import messages as checks
 from muro.text.chat import ChatTemplate, load_chat_template
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "golden" / "tokenizer.json").read_text(encoding="utf-8"))
@@ -90,7 +91,7 @@ def test_wrong_message_is_named(message: Any, param: str, kind: type[InvalidRequ
 
 
 def test_number_of_messages_is_bounded() -> None:
-    for messages in ([], [USER] * (chat.MAX_MESSAGES + 1)):
+    for messages in ([], [USER] * (checks.MAX_MESSAGES + 1)):
         with pytest.raises(InvalidRequestError) as caught:
             ChatTemplate().render(messages)
         assert caught.value.param == "messages"

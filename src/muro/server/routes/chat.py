@@ -9,8 +9,9 @@ import msgspec
 from muro.llm.logprobs import Position
 from muro.llm.outputs import Piece
 from muro.llm.pipeline import Choice
-from muro.llm.spelling import Spelling
+from muro.llm.words import Words
 from muro.server.routes.generation import Head, UsageField
+from muro.server.routes.tools import Calls
 from muro.server.schemas.chat import (
     ChatChoice,
     ChatCompletion,
@@ -33,7 +34,6 @@ class ChatDialect:
 
     def __init__(self, service: Service) -> None:
         self._words = service.llm.words
-        self._spelling = self._words.spelling
         self.bounds = service.chat_body_bounds
 
     def asked(self, request: ChatCompletionRequest) -> int | None:
@@ -42,17 +42,20 @@ class ChatDialect:
     most = asked
 
     async def prompts(self, request: ChatCompletionRequest, size: int) -> list[list[int]]:
+        if request.calls_tools and self._words.template is not None and self._words.template.knows_tools:
+            self._words.tool_parser(())  # refuses what could not be read
         text = await self._words.render_async(
             request.messages,
             size,
             add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
             continue_final_message=request.continue_final_message,
+            tools=[msgspec.to_builtins(tool) for tool in request.tools],
             variables=request.chat_template_kwargs,
         )
         return [await self._words.encode_async(text, add_special=False)]  # the template writes the special tokens
 
     def form(self, head: Head, request: ChatCompletionRequest, prompts: Sequence[list[int]]) -> ChatForm:
-        return ChatForm(head, request, self._spelling)
+        return ChatForm(head, request, self._words)
 
 
 class ChatForm:
@@ -60,43 +63,56 @@ class ChatForm:
 
     waits_for_prompt = False
 
-    def __init__(self, head: Head, request: ChatCompletionRequest, spelling: Spelling) -> None:
+    def __init__(self, head: Head, request: ChatCompletionRequest, words: Words) -> None:
         self._head = (f"chatcmpl-{head.request_id}", head.created, head.model)
         self._request = request
-        self._spelling = spelling
-        self.plain = not request.logprobs
+        self._words = words
+        self._names = frozenset(tool.function.name for tool in request.tools)
+        self._calls: dict[int, Calls] = {}
+        self.plain = not request.logprobs and not request.calls_tools
 
     def opening(self, index: int, choices: Sequence[Choice], usage: UsageField) -> msgspec.Struct:
         return ChatCompletionChunk(*self._head, [ChunkChoice(index, Delta(role="assistant", content=""))], usage)
 
-    def chunk(self, piece: Piece, usage: UsageField) -> msgspec.Struct:
-        choice = ChunkChoice(piece.index, Delta(content=piece.text), piece.finish_reason)
-        if piece.finish_reason is not None:
+    def chunk(self, piece: Piece, usage: UsageField) -> msgspec.Struct | None:
+        reason, said = piece.finish_reason, self._logprobs(piece.logprobs)
+        choice = ChunkChoice(piece.index, Delta(content=piece.text), reason, logprobs=said)
+        if self._request.calls_tools:
+            calls = self._calls_of(piece.index)
+            delta = calls.delta(piece.text, last=reason is not None)
+            if delta is None and said is None:
+                return None
+            choice.delta, choice.finish_reason = delta or Delta(), calls.finish_reason(reason)
+        if reason is not None:
             choice.stop_reason = piece.stop_reason
-        choice.logprobs = self._logprobs(piece.logprobs)
         return ChatCompletionChunk(*self._head, [choice], usage)
 
     def closing(self, usage: Usage) -> msgspec.Struct:
         return ChatCompletionChunk(*self._head, [], usage)
 
     def whole(self, texts: Sequence[str], choices: Sequence[Choice], usage: Usage) -> msgspec.Struct:
-        listed = [
-            ChatChoice(
-                choice.index,
-                ChatMessage(text),
-                choice.finish_reason,
-                choice.stop_reason,
-                self._logprobs(choice.logprobs),
-            )
-            for text, choice in zip(texts, choices, strict=True)
-        ]
+        listed = [self._choice(text, choice) for text, choice in zip(texts, choices, strict=True)]
         answer = ChatCompletion(*self._head, listed, usage)
         if self._request.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(choices[0].prompt_logprobs or ())
         return answer
 
+    def _choice(self, text: str, choice: Choice) -> ChatChoice:
+        message, reason = ChatMessage(text), choice.finish_reason
+        if self._request.calls_tools:
+            calls = self._calls_of(choice.index)
+            message, reason = calls.message(text), calls.finish_reason(reason)
+        return ChatChoice(choice.index, message, reason, choice.stop_reason, self._logprobs(choice.logprobs))
+
+    def _calls_of(self, index: int) -> Calls:
+        if index not in self._calls:
+            parser = self._words.tool_parser(self._names)
+            self._calls[index] = Calls(parser, several=self._request.parallel_tool_calls)
+        return self._calls[index]
+
     def _logprobs(self, positions: Sequence[Position] | None) -> ChatLogprobs | None:
         request = self._request
         if positions is None or not request.logprobs:
             return None
-        return chat_logprobs(positions, request.top_logprobs, self._spelling, by_id=request.return_tokens_as_token_ids)
+        by_id = request.return_tokens_as_token_ids
+        return chat_logprobs(positions, request.top_logprobs, self._words.spelling, by_id=by_id)

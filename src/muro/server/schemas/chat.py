@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from muro.errors import InvalidRequestError
+from muro.errors import InvalidRequestError, UnsupportedOptionError
 from muro.server.schemas.logprobs import ChatLogprobs, PromptLogprobs
 from muro.server.schemas.request import GenerationOptions, Positive, TopCount
+from muro.server.schemas.tools import NamedTool, Tool, ToolCall, ToolCallDelta
 from muro.server.schemas.usage import Usage
 
 
 class ChatCompletionRequest(GenerationOptions, kw_only=True):
-    """Body of `POST /v1/chat/completions`. The last three fields are vLLM's additions."""
+    """Body of `POST /v1/chat/completions`. The last three fields are vLLM's additions. `tool_choice` leaves it to the
+    model by default; "none" shows it the tools, but takes what it writes as text."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: Positive | None = None
     logprobs: bool = False
     top_logprobs: TopCount = 0
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=1024)] = msgspec.field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -27,6 +32,14 @@ class ChatCompletionRequest(GenerationOptions, kw_only=True):
         super().__post_init__()
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+        if self.tool_choice not in ("none", "auto"):
+            # To force a call, the output would have to be held to the schema of the tool.
+            raise UnsupportedOptionError('tool_choice must be "auto" or "none" here', param="tool_choice")
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether calls are looked for in the answer."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     def wanted_logprobs(self) -> tuple[int | None, int | None]:
         """See `GenerationOptions`."""
@@ -39,10 +52,11 @@ def max_tokens_of(request: ChatCompletionRequest) -> int | None:
 
 
 class ChatMessage(msgspec.Struct):
-    """The assistant's message."""
+    """The assistant's message; there may be no content if there are tool calls."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -68,10 +82,11 @@ class ChatCompletion(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What a chunk adds to the message: first the role, then pieces of content."""
+    """What a chunk adds to the message: first the role, then pieces of content and of tool calls."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct):

@@ -195,7 +195,7 @@ def _served(raw: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
     """The options that are served; raises on the first that asks for anything else."""
     served = {}
     for name, value in raw.items():
-        if value is None or name in IGNORED:
+        if value is None or (name in IGNORED and name not in fields):
             continue
         if name in fields:
             served[name] = value
