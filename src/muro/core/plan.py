@@ -37,6 +37,9 @@ class SequencePlan(msgspec.Struct, gc=False):
     num_hidden: int = 0
     """For how many of the last of `token_ids` hidden states are wanted, to be pooled into a vector. At most
     `len(token_ids)`, and 0 where `ExecutorInfo.hidden_size` is 0."""
+    best_only: bool = False
+    """Whether of its one row of logits nothing is read but which id has the highest: see
+    `ModelRunnerOutput.token_ids`."""
 
 
 class SchedulerOutput(msgspec.Struct):
@@ -53,9 +56,14 @@ class ModelRunnerOutput(msgspec.Struct):
     `logits` is a float32 array of shape [sum of `num_logits`, vocab_size], rows in the order of the plan and of its
     tokens. It is read before the next `execute`, so an executor may hand out the same buffer every time.
 
+    `token_ids` is for executors that know which id has the highest logit without handing the row out: one id, or -1
+    if there is no usable score, for each sequence with `best_only`, in the order of the plan. `logits` then has the
+    rows of the other sequences alone. None: all rows are there.
+
     `hidden` holds the last hidden states, those that the logits are computed from, in the same way: float32, shape
     [sum of `num_hidden`, hidden_size]. None is as good as no rows.
     """
 
     logits: NDArray[np.float32]
     hidden: NDArray[np.float32] | None = None
+    token_ids: list[int] | None = None

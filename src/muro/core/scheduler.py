@@ -257,7 +257,9 @@ class Scheduler:
             if start >= request.capacity and not self._grow(request):
                 break
             request.num_scheduled_tokens = end
-            sequences.append(SequencePlan(request.request_id, [token_id], start, request.block_table, 1))
+            sequences.append(
+                SequencePlan(request.request_id, [token_id], start, request.block_table, 1, 0, request.best_only)
+            )
             requests.append(request)
         return prefills
 
@@ -274,6 +276,7 @@ class Scheduler:
         if request.wants_prompt_rows:
             step.num_prompt_rows += num_logits
         sequence = SequencePlan(request.request_id, tokens, start, request.block_table, num_logits)
+        sequence.best_only = request.best_only and num_logits == 1
         if request.pooling is not None:
             sequence.num_hidden = request.pooling.hidden_wanted(start, end, len(request.token_ids))
             step.num_hidden_rows += sequence.num_hidden
@@ -315,7 +318,7 @@ class Scheduler:
     def _book(self, request: Request, token_id: int, logprobs: Logprobs | None) -> EngineCoreOutput:
         """Give a request its next token."""
         if token_id == NO_TOKEN:
-            return self._fail(request, RequestFailedError("the model gave no usable score for the next token"))
+            return self._fail(request, _why_no_token(request))
         output = EngineCoreOutput(request.request_id, [token_id], logprobs)
         if request.has_news:
             self._tell(request, output)
@@ -361,3 +364,12 @@ class Scheduler:
         self._departures += 1
         self._cache.let_go(request)
         self._queues.finish(request, reason)
+
+
+def _why_no_token(request: Request) -> RequestError:
+    """The error for a request of whose logits none could be used."""
+    if request.grammar is None:
+        return RequestFailedError("the model gave no usable score for the next token")
+    if request.grammar.error is not None:
+        return request.grammar.error
+    return RequestFailedError("no token is allowed: neither by the grammar nor by what else forbids some")

@@ -24,7 +24,7 @@ from muro.core.plan import ModelRunnerOutput
 from muro.core.pooling import TASK
 from muro.core.preprocess import Bounds, preprocess
 from muro.core.request import Request
-from muro.core.sampling import Sampler
+from muro.core.sampling import NO_TOKEN, Sampled, Sampler
 from muro.core.sampling.settings import ThinkingMarkers
 from muro.core.scheduler import Scheduler
 from muro.core.step import ScheduledStep
@@ -129,13 +129,12 @@ class StepperEngine(Engine):
                 return StepResult(scheduler.take_ended())
             raise
         scheduler.abort(take_aborts())
-        draws = scheduler.draws(flight.step)
-        self._check(result, len(draws))
+        sampled = self._choose(flight.step, result)
         if flight.step.num_prompt_rows:
-            self._read_prompts(flight.step, result.logits)
+            self._read_prompts(flight.step, result)
         if flight.step.num_hidden_rows:
             self._pool(flight.step, result.hidden)
-        outputs = scheduler.update(flight.step, self._sampler.sample(result.logits, draws))
+        outputs = scheduler.update(flight.step, sampled)
         if self._restart_due:
             self._restart_due = False
             scheduler.preempt_all()
@@ -194,11 +193,36 @@ class StepperEngine(Engine):
             failed.set_exception(error)
             return _Flight(step, failed)
 
-    def _read_prompts(self, step: ScheduledStep, logits: NDArray[np.float32]) -> None:
+    def _choose(self, step: ScheduledStep, result: ModelRunnerOutput) -> Sampled:
+        """The next token for each planned row, by the sampler or, where the best is wanted, by the executor."""
+        given = result.token_ids
+        if given is None:
+            draws = self._scheduler.draws(step)
+            self._check(result, len(draws))
+            return self._sampler.sample(result.logits, draws)
+        sequences = step.plan.sequences
+        flags = [sequence.best_only for sequence in sequences]
+        if len(given) != sum(flags) or (given and not (min(given) >= NO_TOKEN and max(given) < self._model.vocab_size)):
+            raise InternalError(
+                f"the executor gave {len(given)} token ids; {sum(flags)} of the vocabulary were planned"
+            )
+        if len(given) == len(sequences):
+            return Sampled(given, [None] * len(given))
+        flags = [flag for sequence in sequences for flag in (sequence.best_only,) * sequence.num_logits]
+        others = [draw for draw, flag in zip(self._scheduler.draws(step), flags, strict=True) if not flag]
+        self._check(result, len(others))
+        sampled = self._sampler.sample(result.logits, others)
+        best, drawn = iter(given), zip(sampled.token_ids, sampled.logprobs, strict=True)
+        rows = [(next(best), None) if flag else next(drawn) for flag in flags]
+        return Sampled([row[0] for row in rows], [row[1] for row in rows])
+
+    def _read_prompts(self, step: ScheduledStep, result: ModelRunnerOutput) -> None:
         """Take the log-probabilities of prompts, of each position once: a preempted one is computed again."""
-        row = step.num_decodes
+        logits, left_out = result.logits, result.token_ids is not None
+        decodes = step.plan.sequences[: step.num_decodes]
+        row = sum(not (left_out and sequence.best_only) for sequence in decodes)
         for sequence, request in step.chunks():
-            begin, row = row, row + sequence.num_logits
+            begin, row = row, row + (0 if left_out and sequence.best_only else sequence.num_logits)
             prompt = request.prompt_logprobs
             if prompt is None or not request.wants_prompt_rows or not sequence.num_logits:
                 continue

@@ -18,6 +18,7 @@ from muro.core.executor import Executor
 from muro.core.options import SchedulerConfig
 from muro.core.plan import ModelRunnerOutput, SchedulerOutput
 from muro.core.stepper import StepperEngine
+from muro.errors import InternalError
 from muro.testing.hashing import HashingExecutor
 from muro.wire.output import EngineCoreOutput, EventType
 from muro.wire.request import SamplingParams
@@ -145,3 +146,47 @@ def test_same_outputs_in_any_company(
         quiet = engine_for(executor_for(enough, block_size), plain)
         by_itself = shown(drive(quiet, [Case(case.prompt, case.sampling)])["0"])
         assert seen == by_itself[: len(seen) if case.aborted is not None else None]
+
+
+class Telling(HashingExecutor):
+    """Gives ids instead of rows where nothing else is read of a row."""
+
+    told = 0
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        result = super().execute(plan)
+        best_only = [s.best_only for s in plan.sequences for _ in range(s.num_logits)]
+        best = [int(row.argmax()) for row, only in zip(result.logits, best_only, strict=True) if only]
+        self.told += len(best)
+        rest = result.logits[[row for row, only in enumerate(best_only) if not only]]
+        return ModelRunnerOutput(rest, token_ids=best)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_executor_may_give_ids_instead_of_rows(ahead: bool) -> None:
+    executor = Telling(num_blocks=ENOUGH + 6, block_size=BLOCK_SIZE, vocab_size=VOCAB, max_model_len=MAX_LEN)
+    config = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=19, async_scheduling=ahead)
+    outputs = drive(engine_for(executor, config), requests())
+    for number, case in enumerate(requests()):
+        seen = shown(outputs[str(number)])
+        assert seen == alone(number)[: len(seen) if case.aborted is not None else None]
+    assert executor.told > 20
+
+
+def test_a_step_may_consist_of_ids_alone() -> None:
+    executor = Telling(num_blocks=64, block_size=BLOCK_SIZE, vocab_size=VOCAB, max_model_len=MAX_LEN)
+    greedy = [Case([number], SamplingParams(temperature=0.0, max_tokens=9)) for number in range(5)]
+    plain = StepperEngine(HashingExecutor(num_blocks=64, vocab_size=VOCAB, max_model_len=MAX_LEN))
+    outputs, expected = drive(StepperEngine(executor), greedy), drive(plain, greedy)
+    assert [shown(outputs[n]) for n in expected] == [shown(expected[n]) for n in expected]
+    assert executor.told == 45
+
+
+@pytest.mark.parametrize("ids", [[], [1, 2], [VOCAB], [-2]])
+def test_ids_that_were_not_planned_are_a_bug_of_the_executor(ids: list[int]) -> None:
+    class Wrong(HashingExecutor):
+        def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+            return ModelRunnerOutput(super().execute(plan).logits[:0], token_ids=ids)
+
+    with pytest.raises(InternalError, match="token ids"):
+        drive(StepperEngine(Wrong(vocab_size=VOCAB)), [Case([1], SamplingParams(temperature=0.0, max_tokens=2))])

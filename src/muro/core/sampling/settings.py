@@ -99,3 +99,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def reads_row(self) -> bool:
+        """Whether a row is changed or reported on, history and temperature apart."""
+        rules = (self.allowed, self.bias, self.logprobs, self.logprob_token_ids)
+        return any(rule is not None for rule in rules)
