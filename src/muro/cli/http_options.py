@@ -91,6 +91,15 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
             rich_help_panel=_TRUST,
         ),
     ] = None
+    enable_dev_mode: Annotated[
+        bool,
+        typer.Option(
+            "--enable-dev-mode",
+            help="Let callers control the engines: /pause, /sleep, /reset_prefix_cache, /collective_rpc and more, as "
+            "/docs lists. Whoever reaches these can stop everybody's work.",
+            rich_help_panel=_TRUST,
+        ),
+    ] = False
     ssl_certfile: Annotated[
         str | None, typer.Option(help="Certificate (PEM, with its chain): serve HTTPS.", rich_help_panel=_TRUST)
     ] = None

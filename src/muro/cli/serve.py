@@ -132,6 +132,7 @@ def _server_config(options: ServeOptions) -> ServerConfig:
         port=options.port,
         health_port=options.health_port,
         served_names=tuple(options.served_model_name or ()),
+        dev_mode=options.enable_dev_mode,
         shutdown_timeout=options.shutdown_timeout,
         deaths=DeathPolicy(on_engine_death=options.on_engine_death, restart_wait=options.restart_wait),
         limits=_limits(options),

@@ -14,41 +14,31 @@ from muro.server.connection import SURPLUS
 from muro.server.errors import reply, reply_to
 from muro.server.exchange import Exchange, GoneError, Receive, Scope, Send
 from muro.server.gate import ApiKeys, check, closing
-from muro.server.routes.chat import ChatDialect
-from muro.server.routes.completions import CompletionDialect
-from muro.server.routes.embeddings import EmbeddingWork
-from muro.server.routes.health import HealthRoute, LivezRoute, ReadyzRoute
-from muro.server.routes.info import MetricsRoute, ModelRoute, ModelsRoute, VersionRoute
-from muro.server.routes.reception import GenerationWork, WorkRoute
+from muro.server.openapi import DocumentRoute, PageRoute
 from muro.server.service import Service
+from muro.server.table import Handler, entries
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Exchange], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def make_app(service: Service, keys: ApiKeys | None = None, origins: Sequence[str] = ()) -> App:
+def make_app(
+    service: Service, keys: ApiKeys | None = None, origins: Sequence[str] = (), *, dev_mode: bool = False
+) -> App:
     """The application for one service. It has no lifespan: whoever makes it starts and stops the model.
 
     Args:
         service: what is served.
         keys: who may use it; None: everybody.
         origins: whose web pages may (CORS); none: those of nobody else.
+        dev_mode: whether callers may control the engines.
     """
     keys = keys or ApiKeys()
-    routes = [
-        _route("POST", "/v1/completions", WorkRoute(service, GenerationWork(service, CompletionDialect(service)))),
-        _route("POST", "/v1/chat/completions", WorkRoute(service, GenerationWork(service, ChatDialect(service)))),
-        _route("POST", "/v1/embeddings", WorkRoute(service, EmbeddingWork(service))),
-        _route("GET", "/v1/models", ModelsRoute(service)),
-        _route("GET", "/v1/models/{name:path}", ModelRoute(service)),
-        _route("GET", "/livez", LivezRoute()),
-        _route("GET", "/readyz", ReadyzRoute(service)),
-        _route("GET", "/health", HealthRoute(service)),
-        _route("GET", "/version", VersionRoute()),
-        _route("GET", "/metrics", MetricsRoute(service)),
-    ]
+    table = entries(service, dev_mode=dev_mode)
+    routes = [_route(entry.method, entry.path, entry.handler) for entry in table]
+    described = DocumentRoute(table, service.names[0], keyed=len(keys) > 0)
+    routes += [_route("GET", "/openapi.json", described), _route("GET", "/docs", PageRoute())]
     router = Router(routes, redirect_slashes=False)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

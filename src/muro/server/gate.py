@@ -16,7 +16,7 @@ from muro.errors import ConfigError, OverloadedError, UnauthorizedError
 from muro.server.connection import SURPLUS
 from muro.server.exchange import Message, Scope, Send
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/docs", "/openapi.json"})
 MAX_KEYS = 10_000
 
 _MAX_KEY = 1024

@@ -70,6 +70,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls_keyfile: str | None = None
     allowed_origins: tuple[str, ...] = ()
     """Whose web pages may use the server (CORS)."""
+    dev_mode: bool = False
+    """Whether callers may control the engines."""
     shutdown_timeout: float = 0.0
     deaths: DeathPolicy = DeathPolicy()
     """What becomes of requests when an engine dies that will be replaced."""
@@ -178,7 +180,7 @@ async def serve(
         try:
             names = config.served_names or choice.names()
             service = Service(llm, names, config.limits, waits=config.deaths.restart_wait > 0)
-            app = make_app(service, keys, config.allowed_origins)
+            app = make_app(service, keys, config.allowed_origins, dev_mode=config.dev_mode)
             async with listening(app, service.connections, listener, tls):
                 # What start-up has left is here to stay: no collection need look at it again.
                 gc.collect()
