@@ -27,7 +27,8 @@ def muro(*arguments: str, code: int = 0) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("serve",), ("pull",), ("bench",), ("bench", "wall"), ("bench", "serve"), ("bench", "executor")]
+    "command",
+    [(), ("serve",), ("chat",), ("pull",), ("bench",), ("bench", "wall"), ("bench", "serve"), ("bench", "executor")],
 )
 def test_every_help_teaches(command: tuple[str, ...]) -> None:
     shown = muro(*command, "--help")

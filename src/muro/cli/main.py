@@ -20,6 +20,7 @@ HELP = """An inference engine in a process of its own, and an OpenAI-compatible 
 First steps:
     muro serve --engine echo                  repeats what it is told
     muro serve "$(muro pull demo)"            a small real model
+    muro chat                                 talk to what is served
     muro bench serve http://127.0.0.1:8000    puts load on it
 """
 
@@ -73,7 +74,7 @@ def _run() -> None:
         from muro.errors import MissingExtraError
 
         raise MissingExtraError("the command line", "cli") from None
-    from muro.cli import bench, keys, pull, serve
+    from muro.cli import bench, chat, keys, pull, serve
     from muro.cli.help import Command
 
     app = typer.Typer(
@@ -93,6 +94,7 @@ def _run() -> None:
     app.command("serve", cls=Command, help=serve.HELP, short_help="Serve a model with an OpenAI-compatible API.")(
         serve.serve
     )
+    app.command("chat", cls=Command, help=chat.HELP)(chat.chat)
     app.command("pull", cls=Command, help=pull.HELP)(pull.pull)
     app.add_typer(keys.make_app(), name="keys", short_help="Keys for engines and front-ends on different machines.")
     app.add_typer(bench.make_app(), name="bench", short_help="Measure: the wall, a server, the bare model.")
