@@ -1,11 +1,12 @@
 """From an `EngineCoreRequest` to a `Request` that the scheduler can take without looking twice.
 
 Every sampling option is honoured, or is none of the engine's business, or is refused by name: none is dropped
-silently. The same holds for the request's own fields, save hints (`session_id`, `kv_hints`) and `reasoning_...`, which
-goes with structured output. What sampling options
-may be is in `sampling/options.py`.
+silently. The same holds for the request's own fields, save hints (`session_id`, `kv_hints`) and `reasoning_...`, of
+which only whether thinking has ended concerns an engine, for structured output. What sampling options may be is in
+`sampling/options.py`, what structured output may in `grammar/spec.py`.
 
-Runs on the receiver thread, so it depends on nothing but the request and the fixed `Bounds`.
+Runs on the receiver thread, so it depends on nothing but the request, the fixed `Bounds`, and the `Workshop`, which
+may be asked from any thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from muro.core.grammar import Compilation, GrammarState, Workshop, grammar_spec
 from muro.core.pooling import PoolingType, checked_pooling
 from muro.core.request import Request
 from muro.core.sampling import PromptLogprobs, Sampling
@@ -29,7 +31,7 @@ HONOURED = frozenset(
         "presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words", "bad_words_token_ids",
         "logprobs", "logprob_token_ids", "prompt_logprobs", "skip_reading_prefix_cache",
         "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "eos_token_id", "all_stop_token_ids", "extra_args",
-        "thinking_token_budget", "repetition_detection",
+        "thinking_token_budget", "repetition_detection", "structured_outputs",
     }
 )  # fmt: skip
 
@@ -45,7 +47,6 @@ LEFT_TO_OTHERS = frozenset(
 
 REFUSED: dict[str, Any] = {
     "n": 1,
-    "structured_outputs": None,
     "routed_experts_prompt_start": 0,
     "trace_decode_token_ids": None,
     "prompt_logprob_token_ids": None,
@@ -71,8 +72,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
 
 
-def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
-    """Check and prepare a request. A request without a seed gets a random one here.
+def preprocess(request: EngineCoreRequest, bounds: Bounds, grammars: Workshop | None = None) -> Request:
+    """Check and prepare a request. A request without a seed gets a random one here; a grammar begins to be compiled.
 
     Raises:
         PromptTooLongError: the prompt leaves no room for a token.
@@ -99,10 +100,12 @@ def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
             raise UnsupportedOptionError(f"{name} is not supported by this engine", param=name)
     num_resumed = _resumed_tokens(params, len(prompt))
     prompt_logprobs = checked_logprobs("prompt_logprobs", params.prompt_logprobs, bounds)
+    checked = sampling(params, bounds)
+    grammar, compilation = _grammar(request, params, len(prompt) - num_resumed, bounds, grammars)
     return Request(
         request.request_id,
         prompt,
-        sampling(params, bounds),
+        checked,
         max_length=_max_length(params, len(prompt), num_resumed, bounds),
         num_resumed_tokens=num_resumed,
         min_tokens=params.min_tokens,
@@ -116,7 +119,31 @@ def preprocess(request: EngineCoreRequest, bounds: Bounds) -> Request:
         lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
         # What continues a request has waited before, and has a reader who sees the rest.
         queue_timeout=None if num_resumed else _queue_timeout(params.extra_args, "extra_args"),
+        grammar=grammar,
+        blocked_on=compilation,
     )
+
+
+def _grammar(
+    request: EngineCoreRequest, params: SamplingParams, output_start: int, bounds: Bounds, grammars: Workshop | None
+) -> tuple[GrammarState, Compilation] | tuple[None, None]:
+    """What structured output allows, and what is to be waited for; raises what `preprocess` raises."""
+    if params.structured_outputs is None:
+        return None, None
+    if grammars is None:
+        raise UnsupportedOptionError(
+            "structured_outputs is not supported by this engine, which has no tokenizer", param="structured_outputs"
+        )
+    compilation = grammars.order(grammar_spec(params.structured_outputs))
+    thinks = request.reasoning_ended is False and bounds.thinking is not None
+    state = GrammarState(
+        compilation.start,
+        output_start,
+        bounds.vocab_size,
+        None if params.ignore_eos else params.eos_token_id,
+        bounds.thinking.end if thinks and bounds.thinking is not None else (),
+    )
+    return state, compilation
 
 
 def _pooled(request: EngineCoreRequest, params: PoolingParams, bounds: Bounds) -> Request:

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Mapping
 from typing import Protocol
 
+from muro.core.grammar import GrammarState
 from muro.core.pooling import Pooling
 from muro.core.sampling import Draw, PromptLogprobs, SamplerState, Sampling
 from muro.core.sampling.settings import History
@@ -89,7 +90,8 @@ class Request:
 
     `sampler_state` is made when it is first needed, from the tokens alone. `prompt_logprobs` collects what the first
     output is to carry, `pooling` what is to become a vector where no output is wanted. `skip_reading_prefix_cache`
-    says that all tokens must be computed, as for those.
+    says that all tokens must be computed, as for those. `grammar` says what structured output allows; until it is
+    compiled, the request is `blocked_on` it.
     """
 
     __slots__ = (
@@ -104,6 +106,7 @@ class Request:
         "end_token_ids",
         "eos_token_id",
         "events",
+        "grammar",
         "has_news",
         "hash_secret",
         "lora_id",
@@ -150,6 +153,7 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
         lora_id: int = 0,
+        grammar: GrammarState | None = None,
         blocked_on: Blocker | None = None,
     ) -> None:
         self.request_id = request_id
@@ -158,7 +162,8 @@ class Request:
         self.output_start = self.num_prompt_tokens - num_resumed_tokens
         self.sampling = sampling
         # Where neither the position nor the tokens so far matter, one draw is as good as another.
-        self.constant_draw = Draw(sampling, 0) if sampling.is_greedy and sampling.history is None else None
+        constant = sampling.is_greedy and sampling.history is None and grammar is None
+        self.constant_draw = Draw(sampling, 0) if constant else None
         self.best_only = (
             self.constant_draw is not None and prompt_logprobs is None and pooling is None and not sampling.reads_row
         )
@@ -168,7 +173,7 @@ class Request:
         self.eos_token_id = eos_token_id
         self.end_token_ids = stop_token_ids if eos_token_id is None else stop_token_ids | {eos_token_id}
         watched = sampling.history is not None and sampling.history.repetition is not None
-        self.check_length = 0 if watched else max_length
+        self.check_length = 0 if watched or grammar is not None else max_length
         """From which length on `ended` must be asked after every token."""
         self.prompt_logprobs = prompt_logprobs
         self.pooling = pooling
@@ -177,6 +182,7 @@ class Request:
         self.trace_headers = trace_headers
         self.queue_timeout = queue_timeout
         self.priority = priority
+        self.grammar = grammar
         self.blocked_on = blocked_on
         self.cache_salt = cache_salt
         self.lora_id = lora_id
@@ -227,8 +233,12 @@ class Request:
             return self.constant_draw
         history = self.sampling.history
         if history is None:
-            return Draw(self.sampling, len(self.token_ids) - self.output_start)
-        return self._state(history).draw(self.sampling, self.token_ids)
+            draw = Draw(self.sampling, len(self.token_ids) - self.output_start)
+        else:
+            draw = self._state(history).draw(self.sampling, self.token_ids)
+        if self.grammar is not None:
+            draw.mask = self.grammar.mask(self.token_ids)
+        return draw
 
     def logits_wanted(self, num_computed: int, end: int) -> int:
         """For how many of the last of the tokens `num_computed` ... `end` logits are wanted.
@@ -262,7 +272,8 @@ class Request:
     def append(self, token_id: int) -> Ended | None:
         """Take the next token; says how the request ends if it is the last one (protocol section 8).
 
-        The bound on the length holds even below `min_tokens`: past it there is no room in the cache.
+        The bound on the length holds even below `min_tokens`: past it there is no room in the cache. So does the end of
+        a grammar, past which nothing is allowed.
         """
         tokens = self.token_ids
         tokens.append(token_id)
@@ -274,6 +285,8 @@ class Request:
         token_id, length = tokens[-1], len(tokens)
         if token_id in self.end_token_ids and length >= self.min_length:
             return FinishReason.STOP, None if token_id == self.eos_token_id else token_id
+        if self.grammar is not None and self.grammar.is_complete(tokens):
+            return FinishReason.STOP, None
         if length >= self.max_length:
             return FinishReason.LENGTH, None
         if (history := self.sampling.history) is not None and history.repetition is not None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from muro.core.blocks import BlockPool
 from muro.core.executor import Executor
+from muro.core.grammar import Workshop
 from muro.core.options import SchedulerConfig
 from muro.core.plan import ModelRunnerOutput
 from muro.core.pooling import TASK
@@ -56,6 +57,7 @@ class StepperEngine(Engine):
         config: order and bounds of what runs.
         clock: monotonic seconds, for the events of requests.
         sampler: chooses the tokens; None: one for the model.
+        grammars: compiles what structured output asks for, and is closed at the end; None: there is none.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class StepperEngine(Engine):
         config: SchedulerConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         sampler: Sampler | None = None,
+        grammars: Workshop | None = None,
     ) -> None:
         self._executor = executor
+        self._grammars = grammars
         self._config = config or SchedulerConfig()
         self._model = model = executor.info()
         blocks = BlockPool(model.num_blocks, model.block_size)
@@ -102,7 +106,7 @@ class StepperEngine(Engine):
         )
 
     def preprocess(self, request: EngineCoreRequest) -> Request:
-        return preprocess(request, self._bounds)
+        return preprocess(request, self._bounds, self._grammars)
 
     def add_request(self, request_id: str, prepared: Request) -> None:
         prepared.request_id = request_id
@@ -157,6 +161,8 @@ class StepperEngine(Engine):
         self._executor.on_failure(callback)
 
     def shutdown(self) -> None:
+        if self._grammars is not None:
+            self._grammars.close()
         if self._flight is not None and isinstance(self._flight.result, Future):
             wait([self._flight.result], _LAST_WAIT)
         self._executor.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from muro.config import home
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import Report
+from muro.engines.grammars import workshop
 from muro.engines.openvino.options import OpenVINOOptions
 from muro.errors import ConfigError, MissingExtraError
 from muro.models.config import open_model
@@ -38,4 +39,6 @@ def create_engine(model: str | None, options: OpenVINOOptions, report: Report) -
         raise MissingExtraError("running a model on the CPU", "openvino") from None
     compiled = compile_model(directory, options, root, report)
     report("allocating the cache", 95)
-    return StepperEngine(create_executor(compiled, directory.config, options, read_pooling(directory.path)), scheduler)
+    executor = create_executor(compiled, directory.config, options, read_pooling(directory.path))
+    grammars = workshop(directory.path, executor.info().vocab_size)
+    return StepperEngine(executor, scheduler, grammars=grammars)
