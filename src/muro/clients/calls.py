@@ -96,7 +96,7 @@ class PendingCalls:
             return
         if call.method in _PAUSES:
             self.paused.add(rank)
-        elif call.method in _RESUMES:
+        elif call.method in _RESUMES and call.answers[rank] is not False:  # that would be half awake
             self.paused.discard(rank)
         if not call.waiting:
             self.end(call, None)

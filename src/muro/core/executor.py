@@ -6,12 +6,12 @@ Implementations live with their engine (`engines/openvino/executor.py`) or in `m
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from muro.core.plan import ModelRunnerOutput, SchedulerOutput
-from muro.engine.interface import FailureCallback
+from muro.engine.interface import FailureCallback, Memory
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,11 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Executor(Protocol):
-    """A loaded model with its key/value cache. Called from the loop thread only."""
+    """A loaded model with its key/value cache. Called from the loop thread only.
+
+    Methods beside these that are marked with `muro.engine.interface.operation` can be called from clients, by
+    `collective_rpc`; they answer at once, with what msgpack carries.
+    """
 
     def info(self) -> ExecutorInfo: ...
 
@@ -55,4 +59,22 @@ class Executor(Protocol):
 
     def shutdown(self) -> None:
         """Free what the model holds; called once, also after a failure, and even if a future is not done yet."""
+        ...
+
+
+@runtime_checkable
+class Releasing(Protocol):
+    """An optional part of an executor: it can do without memory while nothing runs."""
+
+    @property
+    def releasable(self) -> tuple[Memory, ...]:
+        """What it can give back."""
+        ...
+
+    def release_memory(self, kind: Memory) -> None:
+        """Give it back to the system. `execute` is not called until everything is restored."""
+        ...
+
+    def restore_memory(self, kind: Memory) -> None:
+        """Get it again; of the cache only the room, not what was in it. May be tried again if it raises."""
         ...

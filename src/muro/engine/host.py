@@ -27,6 +27,8 @@ from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp,
 from muro.engine.interface import EngineCore, EngineInfo
 from muro.engine.operations import declared_operations, find_operation
 from muro.engine.pausing import Pause, PauseWanted, clear_caches
+from muro.engine.profiling import Profiling
+from muro.engine.sleeping import Sleep
 from muro.engine.standard import StandardOperations
 from muro.errors import CallFailedError, EngineDeadError, InvalidRequestError, MuroError, RequestError
 from muro.ids import ClientIndex, EngineRank
@@ -78,8 +80,9 @@ class EngineHost:
         self._post_late = post_late
         self._log_stats = log_stats
         self._pause = Pause()
-        defaults = declared_operations(StandardOperations(engine)) | declared_operations(self._pause)
-        self._operations = defaults | declared_operations(engine)
+        # What an engine declares itself comes last, and so instead of ours.
+        owners = (StandardOperations(engine), Profiling(), self._pause, Sleep(engine, self._pause), engine)
+        self._operations = {name: found for owner in owners for name, found in declared_operations(owner).items()}
         self._live: dict[str, _Live] = {}
         self._by_wire: dict[tuple[ClientIndex, str], str] = {}
         self._fast_aborts: deque[Abort] = deque()
@@ -249,6 +252,8 @@ class EngineHost:
                     raise CallFailedError("somebody resumed before the running requests had finished")
                 if wanted.clear_cache:
                     clear_caches(self._operations, running=pause.frozen)
+                if wanted.then is not None:
+                    wanted.then()
             except Exception as error:
                 routed.append(self.failed_call(call, error))
             else:

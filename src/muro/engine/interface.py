@@ -9,7 +9,7 @@ scheduler's state. The smallest engine is a subclass of `Engine` with `add_reque
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -24,6 +24,9 @@ Report = Callable[[str, float], None]
 """Progress of loading: `report(phase, percent)`, percent 0 ... 100."""
 
 FailureCallback = Callable[[BaseException], None]
+
+Memory = Literal["kv_cache", "weights"]
+"""What an engine may give back while it sleeps: what was computed, and the model itself."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,6 +53,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     honours_sampling_options: bool = False
     """Whether each sampling option is honoured or refused by name (see `wire.request.SAMPLING_OPTIONS`); of an engine
     that does not promise it the HTTP server asks no penalties, biases, log-probabilities or priorities."""
+    releasable: tuple[Memory, ...] = ()
+    """What `release_memory` gives back."""
 
 
 class StepResult(msgspec.Struct):
@@ -109,6 +114,17 @@ class EngineCore(Protocol):
         """Why no token comes although there is work ("paused", "grammar"), or None."""
         ...
 
+    def release_memory(self, kind: Memory) -> None:
+        """Give memory named in `EngineInfo.releasable` back to the system. No step follows until it was restored.
+
+        Without "kv_cache" nothing that was computed is left: requests that still run are computed again later.
+        """
+        ...
+
+    def restore_memory(self, kind: Memory) -> None:
+        """Get it again. What this raises fails the operation, which may be tried once more."""
+        ...
+
     def on_executor_failure(self, callback: FailureCallback) -> None:
         """Call back, from any thread, when something that the engine depends on has failed for good."""
         ...
@@ -154,6 +170,12 @@ class Engine:
 
     def phase(self) -> str | None:
         return None
+
+    def release_memory(self, kind: Memory) -> None:
+        """Nothing is releasable by default."""
+
+    def restore_memory(self, kind: Memory) -> None:
+        """Nothing was released."""
 
     def on_executor_failure(self, callback: FailureCallback) -> None:
         """Nothing to report by default."""

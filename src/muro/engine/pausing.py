@@ -5,12 +5,14 @@ freezes them where they are. New requests are held back, in order, without the e
 resumes; the answer to the call comes once no request runs, or is frozen. `pause_generation` (0.33) is the same, but
 refuses new requests instead of holding them back, unless running ones are kept.
 
+An engine that sleeps (`sleeping.py`) is paused, too; without its memory it cannot be resumed, only woken.
+
 An engine that declares these operations itself is left alone. Who has what to say to whom is the host's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
@@ -27,6 +29,8 @@ class PauseWanted(msgspec.Struct, frozen=True):
     """What a pausing operation returns: its caller is answered when the engine is paused."""
 
     clear_cache: bool
+    then: Callable[[], None] | None = None
+    """What else to do before the answer."""
 
 
 class Pause:
@@ -40,34 +44,48 @@ class Pause:
         """Requests that the engine does not know yet, by internal id."""
         self.waiting: list[tuple[Call, PauseWanted]] = []
         """Callers to be answered when the engine is paused."""
+        self.level: int | None = None
+        """The level at which the engine sleeps."""
         self.unsettled = False
         """Whether the host has something to do about it."""
 
     @property
     def frozen(self) -> bool:
         """Whether running requests stand still."""
-        return self.mode == "keep"
+        return self.mode == "keep" or self.lacks_memory
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether the engine has given memory away that a step needs."""
+        return bool(self.level)
 
     @operation
     def pause_scheduler(self, mode: Mode = "abort", clear_cache: bool = True) -> PauseWanted:
-        return self._pause(mode, clear_cache, refuses=False)
+        return self.begin(mode, PauseWanted(clear_cache))
 
     @operation
     def pause_generation(self, mode: Mode = "abort", clear_cache: bool = True) -> PauseWanted:
-        return self._pause(mode, clear_cache, refuses=mode != "keep")
+        return self.begin(mode, PauseWanted(clear_cache), refuses=mode != "keep")
 
     @operation
     def resume_scheduler(self) -> None:
-        self.unsettled = self.mode is not None
-        self.mode, self.refuses = None, False
+        if self.lacks_memory:
+            raise CallFailedError(f"the engine sleeps at level {self.level}, without its memory; call wake_up first")
+        self.end()
 
     @operation
     def is_scheduler_paused(self) -> bool:
         return self.mode is not None
 
-    def _pause(self, mode: Mode, clear_cache: bool, *, refuses: bool) -> PauseWanted:
+    def begin(self, mode: Mode, wanted: PauseWanted, *, refuses: bool = False) -> PauseWanted:
+        """From now on no request is let in."""
         self.mode, self.refuses, self.unsettled = mode, refuses, True
-        return PauseWanted(clear_cache)
+        return wanted
+
+    def end(self) -> None:
+        """Let everything go on."""
+        self.unsettled = self.mode is not None
+        self.mode, self.refuses, self.level = None, False, None
 
 
 def clear_caches(operations: Mapping[str, Operation], *, running: bool) -> None:

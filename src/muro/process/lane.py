@@ -25,10 +25,14 @@ from muro.transport.sockets import Frame, Socket
 from muro.wire.codec import OutputEncoder
 from muro.wire.failure import call_failure_text
 from muro.wire.frames import ENGINE_CORE_DEAD
+from muro.wire.ops import WAKE_UP
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
 from muro.wire.releases import Layout
 
 log = logging.getLogger(__name__)
+
+_WAKE_UP = WAKE_UP.name
+"""Front-ends of some releases read its answer only if it is nothing (protocol section 16.5)."""
 
 
 class Lane:
@@ -124,6 +128,9 @@ class Lane:
         return bool(message.outputs) or any(part is not None for part in others)
 
     def _encode(self, routed: Routed) -> None:
+        answer = routed.message.utility_output
+        if answer is not None and routed.method == _WAKE_UP and not self._peers[self._client].wake_up_gives_bool:
+            answer.result = answer.result and [None, None]
         try:
             self._write(routed.message)
         except LocalProtocolError as error:

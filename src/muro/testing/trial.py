@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from muro.engine.interface import Collective, EngineCore, EngineInfo, FailureCallback, StepResult, TakeAborts
+from muro.engine.interface import Collective, EngineCore, EngineInfo, FailureCallback, Memory, StepResult, TakeAborts
 from muro.testing.harness import StepHarness
 from muro.wire.output import FinishReason
 from muro.wire.request import EngineCoreRequest
@@ -79,6 +79,12 @@ class Watched:
 
     def phase(self) -> str | None:
         return self._engine.phase()
+
+    def release_memory(self, kind: Memory) -> None:
+        self._engine.release_memory(kind)
+
+    def restore_memory(self, kind: Memory) -> None:
+        self._engine.restore_memory(kind)
 
     def on_executor_failure(self, callback: FailureCallback) -> None:
         self._engine.on_executor_failure(callback)

@@ -5,7 +5,7 @@ import pytest
 from muro.clients.calls import PendingCall, PendingCalls
 from muro.errors import CallFailedError, CallTimeoutError, EngineDeadError, InternalError, UnknownOperationError
 from muro.ids import CallId, EngineRank
-from muro.wire.ops import GET_SUPPORTED_TASKS, IS_SLEEPING, Op
+from muro.wire.ops import GET_SUPPORTED_TASKS, IS_SLEEPING, SLEEP, WAKE_UP, Op
 from muro.wire.output import UtilityOutput
 
 RANKS = [EngineRank(0), EngineRank(1)]
@@ -111,3 +111,13 @@ def test_notices_and_unknown_ids_are_ignored() -> None:
     calls.answer(value(CallId(-1), "notice"))
     calls.answer(value(CallId(12345), "late"))
     assert not opened.over and len(calls) == 1
+
+
+@pytest.mark.parametrize(("answered", "paused"), [(True, False), (None, False), (False, True)])
+def test_an_engine_that_is_half_awake_is_paused_still(answered: bool | None, paused: bool) -> None:
+    calls = PendingCalls()
+    rank = RANKS[0]
+    calls.answer(value(Opened(calls, SLEEP, [rank]).ids[rank], None))
+    assert calls.paused == {rank}
+    calls.answer(value(Opened(calls, WAKE_UP, [rank]).ids[rank], answered))
+    assert calls.paused == ({rank} if paused else set())

@@ -103,3 +103,31 @@ def test_a_subclass_replaces_and_withdraws_operations() -> None:
 def test_how_many_arguments_are_required() -> None:
     found = declared_operations(Owner())
     assert {name: found[name].required for name in found} == {"sleep": 0, "add": 1, "gather": 1}
+
+
+# Arguments by name
+
+
+def run_named(name: str, args: list[Any], **named: Any) -> Any:
+    return declared_operations(Owner())[name].run(args, named)
+
+
+def test_arguments_by_name_are_converted_too() -> None:
+    assert run_named("sleep", [], mode="wait") == (1, Mode.WAIT)
+    assert run_named("sleep", [2], mode="wait") == (2, Mode.WAIT)
+    assert run_named("add", [], adapter=["a", 7]) == "a 7"
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "named"),
+    [
+        ("sleep", [2], {"level": 1}),
+        ("sleep", [], {"depth": 1}),
+        ("sleep", [2, "wait", 3], {"mode": "wait"}),
+        ("gather", [], {"rest": [1]}),
+        ("sleep", [], {"level": "deep"}),
+    ],
+)
+def test_names_that_do_not_fit(name: str, args: list[Any], named: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        run_named(name, args, **named)

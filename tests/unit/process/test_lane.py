@@ -228,6 +228,16 @@ def test_a_final_output_that_cannot_be_sent_is_replaced(rig: Rig) -> None:
     ]
 
 
+@pytest.mark.parametrize(("add_length", "told"), [(20, None), (21, None), (22, True)])
+def test_waking_is_answered_as_the_peer_reads_it(rig: Rig, add_length: int, told: bool | None) -> None:
+    rig.peers.learn(C0, add_length)
+    rig.lane.send(Routed(C0, EngineCoreOutputs(utility_output=UtilityOutput(7, None, [None, True])), method="wake_up"))
+    assert rig.receive().utility_output.result == [None, told]
+    rig.lane.send(Routed(C0, EngineCoreOutputs(utility_output=UtilityOutput(8, "no", None)), method="wake_up"))
+    failed = rig.receive().utility_output
+    assert (failed.failure_message, failed.result) == ("no", None)
+
+
 @pytest.mark.parametrize("value", [object(), threading.Lock(), 2**70, int], ids=["object", "lock", "big", "type"])
 def test_an_answer_that_cannot_be_sent_is_answered_so(rig: Rig, value: Any) -> None:
     rig.lane.send(answer(value))
