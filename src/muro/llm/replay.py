@@ -2,8 +2,8 @@
 
 Without output it starts again, on any engine. With output it continues: the tokens that its reader has taken over are
 put behind its prompt, and `extra_args["muro_resumed_tokens"]` says how many they are. An engine that understands this
-counts them as output, so that positions, limits and seeds go on where they stopped; detokenisation and stop strings
-live on this side of the wall and never notice.
+counts them as output, so that positions, limits, seeds and grammars go on where they stopped; detokenisation and stop
+strings live on this side of the wall and never notice.
 
 Who may run at which time after deaths is the business of `quarantine`.
 """
@@ -77,8 +77,6 @@ def obstacle(request: EngineCoreRequest, num_delivered: int, engines: Iterable[R
         return None
     if params is None or request.prompt_embeds is not None:
         return "its prompt does not consist of tokens"
-    if params.structured_outputs is not None:
-        return "its output is structured, and an engine cannot enter a structure half-way"
     if not all(map(understands, engines)):
         return f"its engine does not know how to continue a request (extra_args[{RESUMED_TOKENS!r}])"
     return None

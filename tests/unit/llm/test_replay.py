@@ -14,7 +14,6 @@ from muro.wire.request import (
     EngineCoreRequest,
     PoolingParams,
     SamplingParams,
-    StructuredOutputsParams,
 )
 
 
@@ -74,7 +73,6 @@ def test_the_kinds_of_a_prompts_parts_grow_with_it() -> None:
 @pytest.mark.parametrize(
     "one",
     [
-        request(structured_outputs=StructuredOutputsParams(json_object=True)),
         msgspec.structs.replace(request(), prompt_embeds=Tensor("<f4", [0], b"")),
         EngineCoreRequest("r", [1], pooling_params=PoolingParams()),
     ],
@@ -95,10 +93,10 @@ def test_an_engine_has_to_understand(engine: ReadyResponse | None) -> None:
 
 def test_the_error_says_what_was_lost_and_why() -> None:
     dead = EngineDeadError("engine 0 has died of SIGSEGV")
-    error = cannot_continue("r", 17, "its output is structured", dead)
+    error = cannot_continue("r", 17, "its prompt is an image", dead)
     assert error.__cause__ is dead and error.request_id == "r"
-    assert "17 tokens" in error.message and "structured" in error.message and "SIGSEGV" in error.message
-    assert "None" not in cannot_continue("r", 17, "its output is structured", None).message
+    assert "17 tokens" in error.message and "image" in error.message and "SIGSEGV" in error.message
+    assert "None" not in cannot_continue("r", 17, "its prompt is an image", None).message
 
 
 def test_a_seed_is_drawn_only_where_there_is_none() -> None:
