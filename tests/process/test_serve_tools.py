@@ -107,6 +107,15 @@ def test_a_template_without_tools_refuses_them_by_name() -> None:
     assert "template" in error["message"]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_an_engine_that_cannot_be_held_to_a_call_refuses_it_by_name(server: Server, choice: Any) -> None:
+    body = asked(tools=TOOLS, tool_choice=choice)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=20)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "tool_choice", "unsupported_option")
+    assert "tool_choice" in error["message"]
+
+
 def test_a_form_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     template = tmp_path / "odd.jinja"
     template.write_text("{{ tools }}{{ messages[0].content }}")

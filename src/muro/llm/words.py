@@ -17,10 +17,20 @@ from muro.models.pull import pulled
 from muro.models.sampling import SamplingDefaults, read_sampling_defaults
 from muro.text.chat import ChatTemplate, load_chat_template
 from muro.text.tokenizer import Tokenizer, load_tokenizer
-from muro.text.tool_calls import PARSERS, ToolCallPiece, ToolParser
+from muro.text.tool_calls import PARSERS, ArgumentsParser, ToolCallPiece, ToolParser, list_parser
 from muro.wire.request import SamplingParams
 
-__all__ = ["ModelChoice", "Prompt", "ToolCallPiece", "ToolParser", "Words", "load_words", "make_choice"]
+__all__ = [
+    "ArgumentsParser",
+    "ModelChoice",
+    "Prompt",
+    "ToolCallPiece",
+    "ToolParser",
+    "Words",
+    "list_parser",
+    "load_words",
+    "make_choice",
+]
 
 INLINE_CHARS = 4096
 """Longer texts are tokenised in a thread: a hop there costs 0.1 ms, so many characters about 1 ms."""

@@ -8,10 +8,6 @@ not (it has no distribution to sample from, as an echo) is asked for none of the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
-
-import msgspec
-
 from muro.clients.interface import EngineStatus
 from muro.errors import UnsupportedOptionError
 from muro.llm.pipeline import Standing
@@ -19,10 +15,10 @@ from muro.wire.request import SAMPLING_OPTIONS, SamplingParams
 
 _SAMPLING = (
     "logprobs", "prompt_logprobs", "logprob_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "allowed_token_ids", "bad_words", "repetition_detection", "thinking_token_budget",
+    "logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids", "repetition_detection", "thinking_token_budget",
     "structured_outputs",
 )  # fmt: skip
-_NEUTRAL: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+_NEUTRAL = SamplingParams()
 
 
 def check_offered(params: SamplingParams, standing: Standing, engines: Callable[[], Iterable[EngineStatus]]) -> None:
@@ -36,7 +32,7 @@ def _first_asked(params: SamplingParams, standing: Standing) -> str | None:
     for name in _SAMPLING:
         value = getattr(params, name)
         # An empty list or map asks for nothing; but the number 0 may.
-        if value is not None and value != _NEUTRAL[name] and value not in ([], {}):
+        if value is not None and value != getattr(_NEUTRAL, name) and value not in ([], {}):
             return name
     return "priority" if standing.priority else None
 

@@ -1,6 +1,8 @@
 """Tool calls in a model's text: found while it streams, by a small table of the forms that models are trained on.
 
 - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them (Hermes, Qwen, SmolLM3, ...).
+- `json_list`: the answer as a whole is a list of `{"name": ..., "parameters": {...}}` (what an answer is held to when
+  calls are required).
 - `llama3_json`: the answer as a whole is `{"name": ..., "parameters": {...}}`, several with `;` in between (Llama 3.1
   and later). A JSON object that names none of the tools is an ordinary answer.
 
@@ -100,17 +102,19 @@ class HermesParser:
         return bool(self._text)
 
 
-class LlamaJsonParser:
-    """See the module.
+class ObjectsParser:
+    """Reads an answer that consists of calls.
 
     Args:
         names: of the tools; an object with another name is no call.
+        before: characters besides white space that may stand before the first call.
+        after: ... and behind a call.
+        tag: what else may stand before a call.
     """
 
-    TAG = "<|python_tag|>"
-
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], before: str = "", after: str = "", tag: str = "") -> None:
         self._names = names
+        self._before, self._after, self._tag = _SPACE + before, _SPACE + after, tag
         self._outside = _Outside()
         self._text = ""
         self._call: _Call | None = None
@@ -151,11 +155,14 @@ class LlamaJsonParser:
 
     def _between(self, news: News) -> bool:
         """Before a call: white space, the tag, and what separates calls."""
-        text = self._text.lstrip(" \n\t\r;," if self._outside.calls else " \n\t\r")
-        if not text or (self.TAG.startswith(text) and text != self.TAG):
+        text = self._text.lstrip(self._after if self._outside.calls else self._before)
+        if not text:
+            self._text = "" if self._outside.calls else self._text
             return False  # it may still become one
-        if text.startswith(self.TAG):
-            self._text = text[len(self.TAG) :]
+        if self._tag and text != self._tag and self._tag.startswith(text):
+            return False
+        if self._tag and text.startswith(self._tag):
+            self._text = text[len(self._tag) :]
         elif text[0] == "{":
             self._text, self._call = text, _Call(self._outside.calls, self._names)
         else:
@@ -165,9 +172,36 @@ class LlamaJsonParser:
 
 PARSERS: Mapping[str, Callable[[Collection[str]], ToolParser]] = {
     "hermes": lambda names: HermesParser(),
-    "llama3_json": LlamaJsonParser,
+    "llama3_json": lambda names: ObjectsParser(names, "", ";,", "<|python_tag|>"),
 }
 """By the name of the form; each is made for one answer, of the names of the tools."""
+
+
+def list_parser(names: Collection[str]) -> ToolParser:
+    """For the form `json_list`."""
+    return ObjectsParser(names, "[", ",]")
+
+
+class ArgumentsParser:
+    """The whole answer is the arguments of a call that was decided upon beforehand."""
+
+    def __init__(self, name: str) -> None:
+        self._name: str | None = name
+
+    def feed(self, text: str) -> News:
+        """See `ToolParser.feed`."""
+        news: News = []
+        if self._name is not None:
+            news.append(ToolCallPiece(0, self._name))
+            self._name = None
+        if text:
+            news.append(ToolCallPiece(0, None, text))
+        return news
+
+    def finish(self) -> News:
+        """See `ToolParser.finish`."""
+        return self.feed("")
+
 
 _MARKS = {"hermes": "<tool_call>", "llama3_json": '"parameters": '}
 _FOREIGN = "<function="

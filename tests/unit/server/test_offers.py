@@ -29,6 +29,7 @@ def engine(features: Features | None) -> EngineStatus:
     [
         ("logprobs", 0), ("prompt_logprobs", 0), ("presence_penalty", 0.1), ("frequency_penalty", -1.0),
         ("repetition_penalty", 1.1), ("logit_bias", {1: 1.0}), ("allowed_token_ids", [1]), ("bad_words", ["x"]),
+        ("stop_token_ids", [5]),
         ("repetition_detection", RepetitionDetection(1, 1, 2)), ("thinking_token_budget", 0),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muro.text.tool_calls import PARSERS, ToolCallPiece, form_of
+from muro.text.tool_calls import PARSERS, ArgumentsParser, ToolCallPiece, ToolParser, form_of, list_parser
 
 Calls = list[tuple[str, str]]
 
@@ -133,6 +133,28 @@ def test_any_arguments_arrive(arguments: dict[str, Any], ascii_only: bool) -> No
     call = json.dumps({"name": "time", "arguments": arguments}, ensure_ascii=ascii_only)
     _, calls = read("hermes", [f"<tool_call>\n{call}\n</tool_call>"])
     assert [(name, json.loads(text)) for name, text in calls] == [("time", arguments)]
+
+
+@pytest.mark.parametrize("cut", [1, 100])
+def test_answers_that_were_held_to_calls(cut: int) -> None:
+    def pieces(parser: ToolParser, text: str) -> list[Any]:
+        parts = [text[i : i + cut] for i in range(0, len(text), cut)]
+        return [piece for part in parts for piece in parser.feed(part)] + parser.finish()
+
+    def joined(found: list[Any]) -> list[tuple[int, str | None, str]]:
+        return [
+            (
+                index,
+                next(p.name for p in found if p.index == index),
+                "".join(p.arguments for p in found if p.index == index),
+            )
+            for index in sorted({p.index for p in found})
+        ]
+
+    listed = '[{"name": "time", "parameters": {"a": [1]}}, {"name": "weather", "parameters": {}}]'
+    assert joined(pieces(list_parser({"time", "weather"}), listed)) == [(0, "time", '{"a": [1]}'), (1, "weather", "{}")]
+    assert joined(pieces(ArgumentsParser("time"), '{"a": 1}')) == [(0, "time", '{"a": 1}')]
+    assert ArgumentsParser("time").finish() == [ToolCallPiece(0, "time")]
 
 
 def test_a_call_is_told_of_while_it_is_written() -> None:

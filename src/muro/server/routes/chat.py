@@ -9,7 +9,7 @@ import msgspec
 from muro.llm.logprobs import Position
 from muro.llm.outputs import Piece
 from muro.llm.pipeline import Choice
-from muro.llm.words import Words
+from muro.llm.words import ArgumentsParser, ToolParser, Words, list_parser
 from muro.server.routes.generation import Head, UsageField
 from muro.server.routes.tools import Calls
 from muro.server.schemas.chat import (
@@ -23,6 +23,7 @@ from muro.server.schemas.chat import (
     max_tokens_of,
 )
 from muro.server.schemas.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from muro.server.schemas.tools import NamedTool
 from muro.server.schemas.usage import Usage
 from muro.server.service import Service
 
@@ -42,7 +43,12 @@ class ChatDialect:
     most = asked
 
     async def prompts(self, request: ChatCompletionRequest, size: int) -> list[list[int]]:
-        if request.calls_tools and self._words.template is not None and self._words.template.knows_tools:
+        if (
+            request.calls_tools
+            and request.tool_choice == "auto"
+            and self._words.template is not None
+            and self._words.template.knows_tools
+        ):
             self._words.tool_parser(())  # refuses what could not be read
         text = await self._words.render_async(
             request.messages,
@@ -106,9 +112,14 @@ class ChatForm:
 
     def _calls_of(self, index: int) -> Calls:
         if index not in self._calls:
-            parser = self._words.tool_parser(self._names)
-            self._calls[index] = Calls(parser, several=self._request.parallel_tool_calls)
+            self._calls[index] = Calls(self._parser(), several=self._request.parallel_tool_calls)
         return self._calls[index]
+
+    def _parser(self) -> ToolParser:
+        choice = self._request.tool_choice
+        if isinstance(choice, NamedTool):
+            return ArgumentsParser(choice.function.name)
+        return list_parser(self._names) if choice == "required" else self._words.tool_parser(self._names)
 
     def _logprobs(self, positions: Sequence[Position] | None) -> ChatLogprobs | None:
         request = self._request

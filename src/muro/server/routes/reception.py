@@ -6,12 +6,13 @@ a bound in memory or in time. A caller who leaves ends it at any stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from muro.errors import InternalError, MuroError
+from muro.errors import InternalError, InvalidRequestError, MuroError
 from muro.llm.pipeline import Standing, check_length
 from muro.server.admission import Ticket
 from muro.server.deadlines import HEADER, Deadlines, parse_timeouts
@@ -126,10 +127,24 @@ class GenerationWork(Generic[R]):
         for prompt in prompts:
             check_length(len(prompt), service.llm.words.max_model_len, dialect.asked(request))
         standing = Standing(request.priority, request.cache_salt)
-        check_offered(params, standing, service.llm.engines)
-        ticket.queue(len(prompts) * request.n, sum(map(len, prompts)) * request.n)
-        form = dialect.form(Head(exchange.request_id, service.created_now(), model), request, prompts)
-        return await generate(exchange, service, Job(prompts, request, params, standing, ticket, deadlines), form)
+        with structure_named(request):
+            check_offered(params, standing, service.llm.engines)
+            ticket.queue(len(prompts) * request.n, sum(map(len, prompts)) * request.n)
+            form = dialect.form(Head(exchange.request_id, service.created_now(), model), request, prompts)
+            return await generate(exchange, service, Job(prompts, request, params, standing, ticket, deadlines), form)
+
+
+@contextlib.contextmanager
+def structure_named(request: GenerationOptions) -> Iterator[None]:
+    """What is refused about the structure of the output is refused by the name of the option that asked for it."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        structure = request.structure()
+        if structure is None or "structured_outputs" not in error.message:
+            raise
+        message = error.message.replace("structured_outputs", structure.option, 1)
+        raise type(error)(message, param=structure.option) from error
 
 
 _HEADER = HEADER.lower().encode()

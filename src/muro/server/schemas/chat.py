@@ -6,23 +6,25 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from muro.errors import InvalidRequestError, UnsupportedOptionError
+from muro.errors import InvalidRequestError
 from muro.server.schemas.logprobs import ChatLogprobs, PromptLogprobs
-from muro.server.schemas.request import GenerationOptions, Positive, TopCount
-from muro.server.schemas.tools import NamedTool, Tool, ToolCall, ToolCallDelta
+from muro.server.schemas.request import GenerationOptions, Positive, Structure, TopCount
+from muro.server.schemas.tools import NamedTool, Tool, ToolCall, ToolCallDelta, ToolChoice, forced_schema
 from muro.server.schemas.usage import Usage
+from muro.wire.request import StructuredOutputsParams
 
 
 class ChatCompletionRequest(GenerationOptions, kw_only=True):
     """Body of `POST /v1/chat/completions`. The last three fields are vLLM's additions. `tool_choice` leaves it to the
-    model by default; "none" shows it the tools, but takes what it writes as text."""
+    model by default; "none" shows it the tools, but takes what it writes as text; "required" and a name hold the whole
+    answer to calls."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: Positive | None = None
     logprobs: bool = False
     top_logprobs: TopCount = 0
     tools: Annotated[list[Tool], msgspec.Meta(max_length=1024)] = msgspec.field(default_factory=list)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -32,9 +34,19 @@ class ChatCompletionRequest(GenerationOptions, kw_only=True):
         super().__post_init__()
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-        if self.tool_choice not in ("none", "auto"):
-            # To force a call, the output would have to be held to the schema of the tool.
-            raise UnsupportedOptionError('tool_choice must be "auto" or "none" here', param="tool_choice")
+        if self.tool_choice == "required" and not self.tools:
+            raise InvalidRequestError("tool_choice is required, but there are no tools", param="tool_choice")
+        names = [tool.function.name for tool in self.tools]
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            what = f"tool_choice names {self.tool_choice.function.name!r}, which is none of the tools"
+            raise InvalidRequestError(what, param="tool_choice")
+
+    def structure(self) -> Structure | None:
+        """See `GenerationOptions`: a call that must be made is held to the schema of its tool."""
+        schema = forced_schema(self.tools, self.tool_choice, several=self.parallel_tool_calls)
+        if schema is None:
+            return super().structure()
+        return Structure("tool_choice", StructuredOutputsParams(json=schema))
 
     @property
     def calls_tools(self) -> bool:

@@ -15,7 +15,8 @@ import msgspec
 
 from muro.errors import InvalidRequestError, UnsupportedOptionError
 from muro.server.deadlines import Timeouts
-from muro.wire.request import Int64, RepetitionDetection, SamplingParams, TokenId
+from muro.server.schemas.structured import ResponseFormat, StructuredOutputs, constraint
+from muro.wire.request import Int64, RepetitionDetection, SamplingParams, StructuredOutputsParams, TokenId
 
 MAX_CHOICES = 1024
 """Prompts of one request times `n`."""
@@ -66,6 +67,13 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool = False
 
 
+class Structure(msgspec.Struct, frozen=True):
+    """A constraint on the output, and the option that asks for it: by its name it is refused."""
+
+    option: str
+    params: StructuredOutputsParams
+
+
 class GenerationOptions(msgspec.Struct, kw_only=True):
     """The options that both routes take; each route's request adds its own fields. `timeouts` is our addition; what
     OpenAI's API does not have is vLLM's, as `vllm_xargs`: options that only the engine knows."""
@@ -96,6 +104,8 @@ class GenerationOptions(msgspec.Struct, kw_only=True):
     thinking_token_budget: Count | None = None
     prompt_logprobs: TopCount | None = None
     return_tokens_as_token_ids: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: Int64 = 0
     cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)] | None = None
     timeouts: Timeouts | None = None
@@ -110,6 +120,11 @@ class GenerationOptions(msgspec.Struct, kw_only=True):
     def wanted_logprobs(self) -> tuple[int | None, int | None]:
         """How many of the most probable tokens to tell in each place of the output, and of the prompt (-1: all)."""
         return None, self.prompt_logprobs
+
+    def structure(self) -> Structure | None:
+        """What the output is held to, and by which option. Raises InvalidRequestError if two options ask for it."""
+        found = constraint(self.response_format, self.structured_outputs)
+        return None if found is None else Structure(*found)
 
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -128,6 +143,7 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None, defaults
         what = f"min_tokens is {options.min_tokens}, but at most {max_tokens} tokens are asked for"
         raise InvalidRequestError(what, param="min_tokens")
     logprobs, prompt_logprobs = options.wanted_logprobs()
+    structure = options.structure()
     return SamplingParams(
         n=options.n,
         temperature=_first(options.temperature, defaults.temperature),
@@ -152,6 +168,7 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None, defaults
         prompt_logprobs=prompt_logprobs,
         repetition_detection=options.repetition_detection,
         thinking_token_budget=options.thinking_token_budget,
+        structured_outputs=None if structure is None else structure.params,
         extra_args=_extra_args(options),
     )
 
