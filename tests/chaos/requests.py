@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from muro.engines.sim.executor import continuation
+from muro.engines.sim.text import continuation
 from tests.chaos.oracle import Asked
 
 _WORDS = ("the", "engine", "that", "dies", "says", "why", "and", "whoever", "asked", "is", "told", "at", "once")

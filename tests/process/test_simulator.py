@@ -8,7 +8,7 @@ import pytest
 
 from muro import EngineDeadError, connect
 from muro.config import ConnectConfig, EngineConfig, RestartPolicy
-from muro.engines.sim.executor import continuation
+from muro.engines.sim.text import continuation
 from muro.errors import CallFailedError
 from tests.support.asking import FOREVER, ask
 from tests.support.server import Server

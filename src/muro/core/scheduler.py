@@ -73,6 +73,8 @@ class Scheduler:
         self._steps = 0
         self._departures = 0
         """How often a request has left, to wait again or for good."""
+        self.num_preemptions = 0
+        """How often a request had to leave and wait again."""
 
     def __len__(self) -> int:
         return len(self._queues) + len(self._ended)
@@ -297,6 +299,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._departures += 1
+        self.num_preemptions += 1
         self._cache.let_go(request)
         self._queues.preempt(request, put_first=request.num_preemptions >= self._max_preemptions)
         request.record(EventType.PREEMPTED, self._clock())

@@ -12,12 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from muro.core.blocks import BlockPool
+from muro.core.control import ExecutorControl
 from muro.core.executor import Executor
 from muro.core.grammar import Workshop
 from muro.core.options import SchedulerConfig
@@ -29,7 +32,7 @@ from muro.core.sampling import NO_TOKEN, Sampled, Sampler
 from muro.core.sampling.settings import ThinkingMarkers
 from muro.core.scheduler import Scheduler
 from muro.core.step import ScheduledStep
-from muro.engine.interface import Engine, EngineInfo, FailureCallback, StepResult, TakeAborts, operation
+from muro.engine.interface import Engine, EngineInfo, FailureCallback, Memory, StepResult, TakeAborts, operation
 from muro.errors import ConfigError, InternalError, RequestError
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import SchedulerStats
@@ -86,6 +89,7 @@ class StepperEngine(Engine):
             hidden_size=model.hidden_size,
         )
         self._scheduler = Scheduler(self._config, blocks, clock)
+        self._control = ExecutorControl(executor, blocks)
         self._sampler = sampler or Sampler(model.vocab_size)
         self._flight: _Flight | None = None
         self._restart_due = False
@@ -103,6 +107,7 @@ class StepperEngine(Engine):
             supported_tasks=("generate",) if self._model.pooling is None else ("generate", TASK),
             understands_resumed_tokens=True,
             honours_sampling_options=True,
+            releasable=self._control.releasable,
         )
 
     def preprocess(self, request: EngineCoreRequest) -> Request:
@@ -154,6 +159,11 @@ class StepperEngine(Engine):
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request had to leave and wait again."""
+        return self._scheduler.num_preemptions
+
     def phase(self) -> str | None:
         return None if self._flight else self._scheduler.phase()
 
@@ -180,6 +190,38 @@ class StepperEngine(Engine):
             else:
                 self._restart_due = True
         return True
+
+    @operation
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: list[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a listed method of the executor; one answer, of the one worker. `timeout` cannot cut it short."""
+        return [self._control.call(method, args or [], kwargs or {})]
+
+    def execute_dummy_batch(self) -> None:
+        """Compute a token for nobody, unless a step is under way, which is as good."""
+        if self._flight is None:
+            self._control.forward()
+
+    def release_memory(self, kind: Memory) -> None:
+        """See `EngineCore.release_memory`. A step under way is waited for, but comes to nothing."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            with suppress(Exception):  # it is raised again when the same is computed again
+                flight.land()
+            self._scheduler.cancel(flight.step)
+        if kind == "kv_cache":
+            self._restart_due = False
+            self._scheduler.reset_prefix_cache()
+            self._scheduler.preempt_all()
+        self._control.release(kind)
+
+    def restore_memory(self, kind: Memory) -> None:
+        self._control.restore(kind)
 
     def _has_left(self, step: ScheduledStep, error: BaseException) -> bool:
         """Whether the error is that of a request of the step, and of nobody: it was aborted while the step ran."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muro.engines.sim.executor import continuation
+from muro.engines.sim.text import continuation
 from tests.chaos.oracle import DOCUMENTED, NO_FILES, Asked, Ledger, Oracle, Seen, Verdict, Window
 from tests.chaos.report import Growing, Result, summary
 from tests.chaos.requests import POISONS, draw, draw_unknown, poison

@@ -19,14 +19,20 @@ from typing import Any
 
 import msgspec
 
+from muro.core.plan import SchedulerOutput
 from muro.core.request import Request
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import Engine, EngineInfo, FailureCallback, Report, StepResult, TakeAborts, operation
 from muro.engines.faults import Culprit, Fault, commit, parse_fault
+from muro.engines.grammars import workshop
 from muro.engines.sim.executor import SimExecutor
-from muro.engines.sim.options import BYTES, SimOptions
+from muro.engines.sim.lengths import parse_lengths
+from muro.engines.sim.options import SimOptions
 from muro.engines.sim.scenario import read_scenario
 from muro.engines.sim.schedule import IDLE, FaultSchedule, parse_scheduled
+from muro.engines.sim.streams import Stream, Streams
+from muro.engines.sim.text import BYTES, text_for
+from muro.engines.sim.timing import VirtualClock
 from muro.errors import InvalidRequestError, MuroError, RequestError
 from muro.models.config import read_config
 from muro.wire.failure import error_to_wire
@@ -45,31 +51,47 @@ def create_engine(model: str | None, options: SimOptions, report: Report) -> Sim
     """Pretend to load a model.
 
     Args:
-        model: a model directory, of which only the size of the vocabulary and of the context count; None: bytes.
+        model: a model directory, of which only the words and the sizes of vocabulary and context count; None: bytes.
         options: see there.
         report: told how far loading is.
 
     Raises:
-        ConfigError: a fault, the scenario or the model's `config.json` cannot be read.
+        ConfigError: a fault, the scenario, the profile, or a file of the model cannot be read.
         FaultError: that was asked for.
     """
-    schedule = FaultSchedule(time.monotonic, options.fault_seed)
+    virtual = VirtualClock(time.monotonic()) if options.time == "virtual" else None
+    schedule = FaultSchedule(virtual or time.monotonic, options.fault_seed, time.monotonic)
     for fault, when in [*map(parse_scheduled, options.faults), *_scenario(options)]:
         schedule.arm(fault, when)
     for fault in schedule.due("construct"):
         commit(fault)
+    profile = options.resolved()
     config = None if model is None else read_config(Path(model))
     if config is not None:
-        length = min(options.max_model_len, config.max_position_embeddings)
-        options = msgspec.structs.replace(options, max_model_len=length)
+        length = min(profile.max_model_len, config.max_position_embeddings)
+        profile = msgspec.structs.replace(profile, max_model_len=length)
     vocab_size = options.vocab_size or (BYTES if config is None else config.vocab_size)
+    text = text_for(vocab_size, options.seed, model)
     for done in range(LOADING_STEPS):
         report("weights", 100 * done / LOADING_STEPS)
         for fault in schedule.due("loading"):
             commit(fault)
-        time.sleep(options.load_s / LOADING_STEPS)
-    stepper = StepperEngine(SimExecutor(options, vocab_size), options.scheduler())
-    engine = SimEngine(stepper, schedule, greedy=options.tokens == "fixed")
+        (virtual.sleep if virtual else time.sleep)(options.load_s / LOADING_STEPS)
+    executor = SimExecutor(
+        profile,
+        text,
+        vocab_size,
+        sampled=options.tokens == "sampled",
+        elsewhere=options.async_scheduling,
+        seed=options.seed,
+        clock=virtual or time.monotonic,
+        sleep=virtual.sleep if virtual else time.sleep,
+    )
+    grammars = workshop(None if model is None else Path(model), executor.info().vocab_size)
+    stepper = StepperEngine(executor, options.scheduler(profile), virtual or time.monotonic, grammars=grammars)
+    lengths = None if options.lengths is None else parse_lengths(options.lengths)
+    streams = Streams(text, options.tokens, lengths, stepper.info().max_model_len)
+    engine = SimEngine(stepper, executor, streams, schedule)
     engine.start()
     return engine
 
@@ -80,6 +102,7 @@ def _scenario(options: SimOptions) -> list[Any]:
 
 class _Prepared(msgspec.Struct):
     request: Request
+    stream: Stream
     fault: Fault | None
 
 
@@ -88,17 +111,21 @@ class SimEngine(Engine):
 
     Args:
         inner: does the work.
+        executor: the inner engine's; what requests are told is left there.
+        streams: lays that out.
         schedule: the faults that are armed.
-        greedy: whether what requests say about sampling is left aside.
     """
 
-    def __init__(self, inner: StepperEngine, schedule: FaultSchedule, *, greedy: bool) -> None:
+    def __init__(self, inner: StepperEngine, executor: SimExecutor, streams: Streams, schedule: FaultSchedule) -> None:
         self._inner = inner
+        self._executor = executor
+        self._streams = streams
         self._schedule = schedule
-        self._greedy = greedy
-        self._live: dict[str, Fault | None] = {}
+        self._own: dict[str, Fault] = {}
+        """Faults that came with requests, and wait for a step or an output of these."""
         self._culprit = Culprit()
         self._idle = _IdlePlace(schedule, self._commit)
+        executor.at_step = self._at_step
 
     def start(self) -> None:
         """Loading has ended: conditions count from now on."""
@@ -116,29 +143,37 @@ class SimEngine(Engine):
         self._schedule.request_comes()
         fault = _requested(request)
         self._reach("preprocess", request.request_id, fault)
-        return _Prepared(self._inner.preprocess(self._plain(request)), fault)
+        stream, prepared = Stream([], 0), _without_fault(request)
+        if prepared.sampling_params is not None:
+            stream, params = self._streams.lay_out(prepared.prompt_token_ids or [], prepared.sampling_params)
+            prepared = msgspec.structs.replace(prepared, sampling_params=params)
+        return _Prepared(self._inner.preprocess(prepared), stream, fault)
 
     def add_request(self, request_id: str, prepared: _Prepared) -> None:
         self._reach("add", request_id, prepared.fault)
         self._inner.add_request(request_id, prepared.request)
-        self._live[request_id] = prepared.fault
+        self._executor.add_stream(request_id, prepared.stream)
+        if prepared.fault is not None:
+            self._own[request_id] = prepared.fault
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self._inner.abort_requests(self._forget(list(request_ids)))
 
     def step(self, take_aborts: TakeAborts) -> StepResult:
-        self._schedule.step_begins()
-        # A fault that must name a request, and came with none, takes the first one.
-        self._reach("step", next(iter(self._live), None))
-        for request_id, fault in [(i, f) for i, f in self._live.items() if f is not None and f.place == "step"]:
-            self._live[request_id] = None
+        for request_id, fault in [item for item in self._own.items() if item[1].place == "step"]:
+            del self._own[request_id]
             self._commit(fault, request_id)
         if self._culprit.barren:
             self._inner.abort_requests(self._forget(take_aborts()))
             return StepResult([])
         result = self._inner.step(lambda: self._forget(take_aborts()))
-        for output in result.outputs:
-            self._reach_output(output)
+        if self._own or self._schedule.waits_at("output"):
+            for output in result.outputs:
+                self._reach_output(output)
+        self._forget([output.request_id for output in result.outputs if output.finish_reason is not None])
+        if not self._inner.has_work():
+            self._schedule.work_ends()
+            self._executor.rest()
         return result
 
     def has_work(self) -> bool:
@@ -177,22 +212,15 @@ class SimEngine(Engine):
         """Disarm all faults; gives how many there were."""
         return self._schedule.clear()
 
-    def _plain(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """The request as the inner engine may see it."""
-        params = request.sampling_params
-        if params is None:
-            return request
-        if self._greedy:
-            # One token stands out so far that no temperature in use would draw another: not to draw is cheaper.
-            params = msgspec.structs.replace(params, temperature=0.0)
-        if params.extra_args and FAULT in params.extra_args:
-            others = {name: value for name, value in params.extra_args.items() if name != FAULT}
-            params = msgspec.structs.replace(params, extra_args=others)
-        return msgspec.structs.replace(request, sampling_params=params)
+    def _at_step(self, plan: SchedulerOutput, prompts_begun: int) -> None:
+        """A fault that must name a request, and came with none, takes the first one of the step."""
+        self._schedule.step_begins(len(plan.sequences), prompts_begun, self._inner.num_preemptions)
+        self._reach("step", plan.sequences[0].request_id)
 
     def _forget(self, request_ids: Collection[str]) -> Collection[str]:
         for request_id in request_ids:
-            self._live.pop(request_id, None)
+            self._executor.drop_stream(request_id)
+            self._own.pop(request_id, None)
         return request_ids
 
     def _reach(self, place: str, request_id: str | None = None, own: Fault | None = None) -> None:
@@ -203,7 +231,7 @@ class SimEngine(Engine):
 
     def _reach_output(self, output: EngineCoreOutput) -> None:
         """A refusal here ends one request, and must not cost the others of the step their outputs."""
-        own = self._live.get(output.request_id)
+        own = self._own.get(output.request_id)
         faults = [own] if own is not None and own.place == "output" else []
         for fault in [*faults, *self._schedule.due("output")]:
             try:
@@ -212,8 +240,6 @@ class SimEngine(Engine):
                 self._inner.abort_requests([output.request_id])
                 output.new_token_ids, output.new_logprobs = [], None
                 output.finish_reason, output.error = FinishReason.ERROR, error_to_wire(error)
-        if output.finish_reason is not None:
-            self._live.pop(output.request_id, None)
 
     def _commit(self, fault: Fault, request_id: str | None = None, output: EngineCoreOutput | None = None) -> None:
         log.warning("committing the fault %s:%s %s", fault.place, fault.kind, fault.argument)
@@ -266,6 +292,14 @@ def _requested(request: EngineCoreRequest) -> Fault | None:
         return parse_fault(text)
     except MuroError as error:
         raise InvalidRequestError(error.message, param=FAULT) from None
+
+
+def _without_fault(request: EngineCoreRequest) -> EngineCoreRequest:
+    params = request.sampling_params
+    if params is None or not params.extra_args or FAULT not in params.extra_args:
+        return request
+    others = {name: value for name, value in params.extra_args.items() if name != FAULT}
+    return msgspec.structs.replace(request, sampling_params=msgspec.structs.replace(params, extra_args=others))
 
 
 def _checked(text: str) -> Any:

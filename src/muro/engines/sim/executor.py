@@ -1,127 +1,123 @@
-"""An executor that only keeps time, and tokens that whoever knows the prompt can foretell.
+"""An executor that only keeps time: tokens are looked up in the streams of requests, or scores made up for sampling.
 
-Where a model keeps keys and values, this one keeps a 64-bit digest of all tokens up to a position, and goes on from
-the digest that it finds *through the block table*. So a decoded token costs the same after any length, and a wrong
-block, a stale token or a position off by one gives other tokens. What follows some tokens depends on nothing else:
-not on batching, chunking or preemption, nor on whether they came as prompt or were generated, so a request that is
-continued elsewhere goes on as it would have.
+Where requests read nothing but the best id of their logits, it hands out ids (`ModelRunnerOutput.token_ids`), which
+costs a fraction of a microsecond for each. Others get rows in which the token of their stream stands out.
+
+With `tokens="sampled"` it keeps, where a model keeps keys and values, a 64-bit digest of all tokens up to a position,
+and makes scores of the digest that it finds *through the block table*: so a wrong block, a stale token or a position
+off by one gives other tokens.
 """
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muro.core.executor import ExecutorInfo
 from muro.core.plan import ModelRunnerOutput, SchedulerOutput, SequencePlan
 from muro.engine.interface import FailureCallback
-from muro.engines.sim.options import BYTES, SimOptions
+from muro.engines.sim.profile import Profile
+from muro.engines.sim.streams import Stream
+from muro.engines.sim.text import Text
+from muro.engines.sim.timing import LatencyModel, Pace
 
-_MASK64 = 2**64 - 1
 _OUT_OF_QUESTION = -1e4
 _PEAK = 16.0
-_LETTERS = b"etaoinshrdlu    "
-"""What bytes are drawn from: it looks like words from afar."""
+
+AtStep = Callable[[SchedulerOutput, int], None]
 
 
-def alphabet(vocab_size: int) -> Sequence[int]:
-    """The token ids that are generated: letters and spaces, or the middle of a vocabulary of another kind.
-
-    Special tokens stand at the ends of a vocabulary, so none is ever generated.
-    """
-    return _LETTERS if vocab_size <= BYTES else range(vocab_size // 8, vocab_size * 7 // 8)
-
-
-def digest(tokens: Iterable[int], so_far: int) -> int:
-    """The digest of all tokens up to here, from that of those before. Multiply and xor-shift, as in SplitMix64."""
-    for token in tokens:
-        so_far = ((so_far ^ token) * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & _MASK64
-        so_far ^= so_far >> 29
-    return so_far
-
-
-def continuation(prompt: Sequence[int], count: int, *, seed: int = 0, vocab_size: int = BYTES) -> list[int]:
-    """The `count` tokens that follow `prompt` (with `tokens="fixed"`): what a test of a front-end must receive."""
-    letters = alphabet(vocab_size)
-    state, tokens = digest(prompt, seed & _MASK64), []
-    for _ in range(count):
-        tokens.append(letters[(state >> 32) % len(letters)])
-        state = digest(tokens[-1:], state)
-    return tokens
+def _nothing(plan: SchedulerOutput, prompts_begun: int) -> None:
+    """By default nothing happens at a step."""
 
 
 class SimExecutor:
     """An `Executor`; see the module.
 
     Args:
-        options: how long things take, and what the cache holds.
+        profile: how long things take, and what the cache holds.
+        text: what is said.
         vocab_size: width of the logits.
-        clock: monotonic seconds.
+        sampled: whether tokens are drawn from scores.
+        elsewhere: whether the time of steps passes in a thread of its own.
+        seed: of the jitter.
+        clock: seconds.
         sleep: passes time, in seconds, without holding up other threads.
     """
 
     def __init__(
         self,
-        options: SimOptions,
+        profile: Profile,
+        text: Text,
         vocab_size: int,
+        *,
+        sampled: bool = False,
+        elsewhere: bool = False,
+        seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._options = options
+        self._streams: dict[str, Stream] = {}
+        self._num_new = 0
+        """How many of them have not begun to be computed."""
+        self.at_step: AtStep = _nothing
+        """Called with each plan, and how many prompts it begins, before anything is done. May raise."""
+        self._text = text
+        self._sampled = sampled
         self._clock = clock
         self._sleep = sleep
-        self._first = options.seed & _MASK64
-        self._letters = np.array(list(alphabet(vocab_size)), np.intp)
-        self._cache = array("Q", bytes(8 * options.num_blocks * options.block_size))
-        self._logits = np.full((options.max_num_seqs, vocab_size), _OUT_OF_QUESTION, np.float32)
-        self._thread = ThreadPoolExecutor(1, "forward") if options.async_scheduling else None
-        self._marked: tuple[np.ndarray, np.ndarray] | None = None
+        self._pace = Pace(clock)
+        self._latency = None if profile.is_instant else LatencyModel(profile, seed)
+        self._block_size = profile.block_size
+        self._ids = np.array(text.ids, np.intp)
+        self._digests = array("Q", bytes(8 * profile.num_blocks * profile.block_size)) if sampled else array("Q")
+        self._no_logits = np.empty((0, vocab_size), np.float32)
+        self._logits = self._no_logits
+        self._marked: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
+        self._thread = ThreadPoolExecutor(1, "forward") if elsewhere and self._latency is not None else None
         self._info = ExecutorInfo(
-            max_model_len=options.max_model_len,
-            num_blocks=options.num_blocks,
-            block_size=options.block_size,
+            max_model_len=profile.max_model_len,
+            num_blocks=profile.num_blocks,
+            block_size=profile.block_size,
             vocab_size=vocab_size,
         )
 
     def info(self) -> ExecutorInfo:
         return self._info
 
+    def add_stream(self, request_id: str, stream: Stream) -> None:
+        """What a request is told; before the first plan that it is part of."""
+        self._streams[request_id] = stream
+        self._num_new += 1
+
+    def drop_stream(self, request_id: str) -> None:
+        """The request has ended; unknown ones are ignored."""
+        stream = self._streams.pop(request_id, None)
+        self._num_new -= stream is not None and not stream.begun
+
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        """See `Executor.execute`. The next call overwrites the logits."""
-        return self._forward(plan) if self._thread is None else self._thread.submit(self._forward, plan)
+        """See `Executor.execute`. Every request of the plan has its stream. The next call overwrites the logits."""
+        sequences = plan.sequences
+        prompt_tokens = prompts_begun = 0
+        if plan.total_tokens != len(sequences) or self._num_new:
+            prompt_tokens, prompts_begun = self._count_prompts(sequences)
+        self.at_step(plan, prompts_begun)
+        if self._latency is None:
+            return self._result(sequences)
+        due = self._pace.due(self._latency.seconds(len(sequences), prompt_tokens, prompts_begun))
+        result = self._result(sequences)
+        if self._thread is not None:
+            return self._thread.submit(self._wait, due, result)
+        return self._wait(due, result)
 
-    def _forward(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Digest the planned tokens, and let the rest of the step's time pass."""
-        due = self._clock() + self.seconds(plan)
-        sampled: list[int] = []
-        for sequence in plan.sequences:
-            states = self._advance(sequence)
-            sampled += states[len(states) - sequence.num_logits :]
-        if len(sampled) > len(self._logits):
-            self._marked = None
-            self._logits = np.full((len(sampled), self._info.vocab_size), _OUT_OF_QUESTION, np.float32)
-        logits = self._logits[: len(sampled)]
-        if sampled:
-            chosen = np.array(sampled, np.uint64)
-            if self._options.tokens == "fixed":
-                self._mark(chosen)
-            else:
-                logits[:, self._letters] = self._scores(chosen)
-        if (left := due - self._clock()) > 0:
-            self._sleep(left)
-        return ModelRunnerOutput(logits)
-
-    def seconds(self, plan: SchedulerOutput) -> float:
-        """How long a step takes."""
-        options = self._options
-        decoding = sum(len(s.token_ids) == 1 and s.num_computed_tokens > 0 for s in plan.sequences)
-        prompts = plan.total_tokens - decoding
-        steady = options.step_us + options.sequence_us * len(plan.sequences)
-        return (steady + options.prefill_us_per_token * prompts) * 1e-6
+    def rest(self) -> None:
+        """There is no work left: the next step does not follow this one."""
+        self._pace.rest()
 
     def on_failure(self, callback: FailureCallback) -> None:
         """Never fails on its own."""
@@ -130,31 +126,78 @@ class SimExecutor:
         if self._thread is not None:
             self._thread.shutdown()
 
-    def _advance(self, sequence: SequencePlan) -> list[int]:
-        """Store the digest at each of the planned positions, and give them."""
-        size, table, cache = self._options.block_size, sequence.block_table, self._cache
-        position = sequence.num_computed_tokens
-        before = position - 1
-        state = cache[table[before // size] * size + before % size] if position else self._first
-        states = []
-        for token in sequence.token_ids:
-            state = digest((token,), state)
-            states.append(state)
-            cache[table[position // size] * size + position % size] = state
-            position += 1
-        return states
+    def _wait(self, due: float, result: ModelRunnerOutput) -> ModelRunnerOutput:
+        if (left := due - self._clock()) > 0:
+            self._sleep(left)
+        return result
 
-    def _mark(self, states: np.ndarray) -> None:
-        """Let one token stand out in each row, and those of the last step no more."""
+    def _count_prompts(self, sequences: list[SequencePlan]) -> tuple[int, int]:
+        """How many tokens of prompts are computed, and how many prompts are begun."""
+        tokens = begun = 0
+        for sequence in sequences:
+            stream = self._streams[sequence.request_id]
+            if len(sequence.token_ids) > 1 or not stream.begun:
+                tokens += len(sequence.token_ids)
+                begun += not stream.begun
+                stream.begun = True
+        self._num_new -= begun
+        return tokens, begun
+
+    def _result(self, sequences: list[SequencePlan]) -> ModelRunnerOutput:
+        if self._sampled:
+            digests = [digest for sequence in sequences for digest in self._advance(sequence)]
+            logits = self._rows(len(digests))
+            if digests:
+                logits[:, self._ids] = self._scores(np.array(digests, np.uint64))
+            return ModelRunnerOutput(logits)
+        streams = self._streams
+        token_ids = [
+            (stream := streams[s.request_id]).tokens[stream.base + s.num_computed_tokens + len(s.token_ids)]
+            for s in sequences
+            if s.best_only
+        ]
+        logits = self._no_logits
+        if len(token_ids) < len(sequences):
+            logits = self._marked_rows([s for s in sequences if s.num_logits and not s.best_only])
+        return ModelRunnerOutput(logits, token_ids=token_ids)
+
+    def _rows(self, count: int) -> NDArray[np.float32]:
+        if count > len(self._logits):
+            self._marked = None
+            self._logits = np.full((count, self._info.vocab_size), _OUT_OF_QUESTION, np.float32)
+        return self._logits[:count]
+
+    def _marked_rows(self, sequences: list[SequencePlan]) -> NDArray[np.float32]:
+        """Rows in which the next token stands out; within a prompt, any token does."""
+        tokens = []
+        for sequence in sequences:
+            stream = self._streams[sequence.request_id]
+            end = stream.base + sequence.num_computed_tokens + len(sequence.token_ids) + 1
+            tokens += [stream.tokens[i % len(stream.tokens)] for i in range(end - sequence.num_logits, end)]
         if self._marked is not None:
             self._logits[self._marked] = _OUT_OF_QUESTION
-        tokens = self._letters[((states >> np.uint64(32)) % np.uint64(len(self._letters))).astype(np.intp)]
-        self._marked = np.arange(len(states)), tokens
+        logits = self._rows(len(tokens))
+        self._marked = np.arange(len(tokens)), np.array(tokens, np.intp)
         self._logits[self._marked] = _PEAK
+        return logits
 
-    def _scores(self, states: np.ndarray) -> np.ndarray:
-        """Scores between 0 and 8, uniformly distributed: [sequences, letters]."""
-        mixed = (states[:, None] ^ self._letters.astype(np.uint64)) * np.uint64(0x94D049BB133111EB)
+    def _advance(self, sequence: SequencePlan) -> list[int]:
+        """Store the digest at each of the planned positions, and give those that logits are wanted for."""
+        size, table, kept, digest_of = self._block_size, sequence.block_table, self._digests, self._text.digest
+        position = sequence.num_computed_tokens
+        before = position - 1
+        digest = kept[table[before // size] * size + before % size] if position else None
+        digests = []
+        for token in sequence.token_ids:
+            digest = digest_of((token,), digest)
+            digests.append(digest)
+            kept[table[position // size] * size + position % size] = digest
+            position += 1
+        return digests[len(digests) - sequence.num_logits :]
+
+    def _scores(self, digests: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """Scores between 0 and 8, uniformly distributed: [sequences, ids of the text]."""
+        mixed = (digests[:, None] ^ self._ids.astype(np.uint64)) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(31)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)
         return ((mixed >> np.uint64(40)) * 2.0**-21).astype(np.float32)

@@ -7,44 +7,41 @@ from typing import Literal
 import msgspec
 
 from muro.core.options import SchedulerConfig, SchedulingPolicy, TokenIds
+from muro.engines.sim.lengths import parse_lengths
+from muro.engines.sim.profile import Profile, load_profile
+from muro.engines.sim.streams import Tokens
 from muro.errors import ConfigError
-
-BYTES = 258
-"""Vocabulary of the byte-level tokenizer that an engine without a model is served with."""
 
 
 class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the simulator.
+    """Options of the simulator. Those of `Profile` take precedence over the profile that is named."""
 
-    A step takes `step_us`, plus `sequence_us` for each sequence, plus `prefill_us_per_token` for each token of a
-    prompt. The defaults are about those of a small model on a large device.
-    """
-
-    step_us: float = 8000.0
-    """Microseconds of a step, whatever is in it."""
-    sequence_us: float = 20.0
-    """Microseconds for each sequence of a step."""
-    prefill_us_per_token: float = 25.0
-    """Microseconds for each token of a prompt."""
+    profile: str | None = None
+    """What the device costs and holds: the name of a profile that ships, or a file; see `profile.py`."""
+    step_us: float | None = None
+    sequence_us: float | None = None
+    prefill_us_per_token: float | None = None
+    prefill_us_per_request: float | None = None
+    jitter: float | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    time: Literal["real", "virtual"] = "real"
+    """"virtual": steps take no time, but the clock of events and deadlines moves as if they did; for tests."""
     load_s: float = 0.0
     """Seconds that loading takes."""
-    tokens: Literal["fixed", "sampled"] = "fixed"
-    """"fixed": the next token depends on the tokens before it alone, whatever a request says about sampling.
+    tokens: Tokens = "fixed"
+    """"fixed": words; the next token depends on the tokens before it alone, whatever a request says about sampling.
+    "echo": the prompt, again and again.
     "sampled": the tokens before give scores, from which temperature and seed choose as they do with a model."""
+    lengths: str | None = None
+    """How long answers are: a distribution, see `lengths.py`; None: as long as `max_tokens` allows."""
     seed: int = 0
-    """Another seed, other tokens."""
-    num_blocks: int = 8192
-    """Blocks of the key/value cache, which is accounted for like a real one."""
-    block_size: int = 16
-    """Tokens per block."""
-    max_model_len: int = 8192
-    """The most tokens of one sequence, prompt and output together."""
+    """Another seed, other tokens, lengths and jitter."""
     vocab_size: int | None = None
     """Token ids; None: those of the model that was named, or bytes."""
-    max_num_seqs: int = 256
-    """Sequences that run at once."""
-    max_num_batched_tokens: int = 2048
-    """Tokens per step; longer prompts are computed in chunks."""
     scheduling_policy: SchedulingPolicy = "fcfs"
     """"fcfs": first come, first served. "priority": the smaller priority first, then first come, first served."""
     enable_prefix_caching: bool = True
@@ -65,22 +62,26 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Makes faults with a `chance` come alike each time; None: differently."""
 
     def __post_init__(self) -> None:
-        for name in ("step_us", "sequence_us", "prefill_us_per_token", "load_s"):
-            if not 0 <= (value := getattr(self, name)) <= 1e12:
-                raise ConfigError(f"{name} is {value}; it must lie in 0 ... 1e12")
-        for name in ("num_blocks", "block_size", "max_model_len"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {value}; it must be positive")
+        if not 0 <= self.load_s <= 1e12:
+            raise ConfigError(f"load_s is {self.load_s}; it must lie in 0 ... 1e12")
+        if self.lengths is not None:
+            parse_lengths(self.lengths)
         if self.vocab_size is not None and self.vocab_size < 128:
             raise ConfigError(
                 f"vocab_size is {self.vocab_size}; the simulator speaks ASCII, so it must be at least 128"
             )
 
-    def scheduler(self) -> SchedulerConfig:
+    def resolved(self) -> Profile:
+        """The profile, with what was given beside it. Raises ConfigError."""
+        profile = Profile() if self.profile is None else load_profile(self.profile)
+        given = {name: value for name in Profile.__struct_fields__ if (value := getattr(self, name, None)) is not None}
+        return msgspec.structs.replace(profile, **given)
+
+    def scheduler(self, profile: Profile) -> SchedulerConfig:
         """What of this is for the scheduler."""
         return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=profile.max_num_seqs,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
             scheduling_policy=self.scheduling_policy,
             enable_prefix_caching=self.enable_prefix_caching,
             async_scheduling=self.async_scheduling,

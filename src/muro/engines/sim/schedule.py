@@ -6,10 +6,14 @@ place `step` need not be said. Conditions, all of which must hold:
     time=S      S seconds have passed
     step=N      in the Nth step, or later
     request=N   after the Nth request came in
+    prefill=N   in the step that begins to compute the Nth prompt, or later
+    preemption=N    after the Nth time that a request had to give its cache back
+    running=N   while a step has at least N sequences
     chance=P    with probability P, each time that its place is reached
     times=N     N times, then never again; 0: without an end. Without `times`: once
 
-Time, steps and requests count from the moment when the fault was armed: when loading ended, or when it was injected.
+Time and numbers (not `running`) count from the moment when the fault was armed: when loading ended, or when it was
+injected.
 
     hang                            block for ever in the next step
     step:sleep=0.5@step=100,times=20    twenty slow steps
@@ -42,6 +46,9 @@ class When(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     time: float = 0.0
     step: int = 0
     request: int = 0
+    prefill: int = 0
+    preemption: int = 0
+    running: int = 0
     chance: float = 1.0
     times: int = 1
 
@@ -55,8 +62,11 @@ class _Armed(msgspec.Struct):
     left: int
     """How many times it may still come; below zero: without an end."""
     time: float = 0.0
-    step: int = 0
-    request: int = 0
+    counts: tuple[int, ...] = ()
+    """What `_COUNTED` stood at when it was armed."""
+
+
+_COUNTED = ("step", "request", "prefill", "preemption")
 
 
 def parse_scheduled(text: str) -> tuple[Fault, When]:
@@ -105,15 +115,18 @@ class FaultSchedule:
     Args:
         clock: monotonic seconds.
         seed: for faults with a `chance`; None: another one each time.
+        idle_clock: for faults that come without work; None: the same. A virtual clock does not move then.
     """
 
-    def __init__(self, clock: Callable[[], float], seed: int | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], float], seed: int | None = None, idle_clock: Callable[[], float] | None = None
+    ) -> None:
         self._clock = clock
+        self._idle_clock = idle_clock or clock
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._armed: list[_Armed] = []
-        self._steps = 0
-        self._requests = 0
+        self._steps = self._requests = self._prefills = self._preemptions = self._running = 0
 
     def arm(self, fault: Fault, when: When) -> None:
         """From now on it may come."""
@@ -125,13 +138,24 @@ class FaultSchedule:
         with self._lock:
             self._armed = [self._counted(armed) for armed in self._armed]
 
-    def step_begins(self) -> None:
-        """Count a step."""
+    def step_begins(self, sequences: int, prompts_begun: int, preemptions: int) -> None:
+        """Count a step of so many sequences; `preemptions` are all that there were so far."""
         self._steps += 1
+        self._running = sequences
+        self._prefills += prompts_begun
+        self._preemptions = preemptions
+
+    def work_ends(self) -> None:
+        """There is no request left."""
+        self._running = 0
 
     def request_comes(self) -> None:
         """Count a request."""
         self._requests += 1
+
+    def waits_at(self, place: str) -> bool:
+        """Whether a fault is armed for `place`."""
+        return any(armed.fault.place == place for armed in self._armed)
 
     def due(self, place: str) -> list[Fault]:
         """What must be committed now that `place` is reached. Counts as committed."""
@@ -147,7 +171,7 @@ class FaultSchedule:
     def next_idle(self) -> float | None:
         """In how many seconds the place `idle` is to be reached next; None: no fault waits there."""
         with self._lock:
-            waits = [a.time + a.when.time - self._clock() for a in self._armed if a.fault.place == IDLE]
+            waits = [a.time + a.when.time - self._now(a.fault) for a in self._armed if a.fault.place == IDLE]
         return max(0.0, min(waits)) if waits else None
 
     def listed(self) -> list[str]:
@@ -162,13 +186,20 @@ class FaultSchedule:
         return count
 
     def _counted(self, armed: _Armed) -> _Armed:
-        return msgspec.structs.replace(armed, time=self._clock(), step=self._steps, request=self._requests)
+        return msgspec.structs.replace(armed, time=self._now(armed.fault), counts=self._counts())
+
+    def _counts(self) -> tuple[int, ...]:
+        return self._steps, self._requests, self._prefills, self._preemptions
+
+    def _now(self, fault: Fault) -> float:
+        return self._idle_clock() if fault.place == IDLE else self._clock()
 
     def _holds(self, armed: _Armed) -> bool:
         when = armed.when
+        since = (now - then for now, then in zip(self._counts(), armed.counts, strict=True))
         return (
-            self._clock() - armed.time >= when.time
-            and self._steps - armed.step >= when.step
-            and self._requests - armed.request >= when.request
+            self._now(armed.fault) - armed.time >= when.time
+            and all(count >= getattr(when, name) for name, count in zip(_COUNTED, since, strict=True))
+            and self._running >= when.running
             and (when.chance >= 1 or self._random.random() < when.chance)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from muro.engine.loader import load_engine
 from muro.engines.faults import FaultError
 from muro.engines.sim.engine import SimEngine
-from muro.engines.sim.executor import continuation
+from muro.engines.sim.text import continuation
 from muro.errors import ConfigError, InvalidRequestError
 from muro.testing.conformance import CASES, check_engine
 from muro.testing.harness import StepHarness, generate_request
@@ -149,6 +150,9 @@ def test_the_size_of_a_model(build: Build, tmp_path: Path) -> None:
         ({"scenario": "/nowhere.toml"}, "No such file"),
         ({"step_us": -1}, "step_us is -1"),
         ({"num_blocks": 0}, "num_blocks is 0"),
+        ({"profile": "huge"}, "neither one that ships"),
+        ({"lengths": "long"}, "lengths is 'long'"),
+        ({"load_s": -1}, "load_s is -1"),
         ({"vocab_size": 100}, "at least 128"),
         ({"speed": 3}, "has no option speed"),
         ({"tokens": "odd"}, "Invalid enum value 'odd'"),
@@ -264,3 +268,83 @@ def test_the_executor_fails_although_there_is_no_work(build: Build) -> None:
 def test_no_thread_without_need(build: Build) -> None:
     build(fault="hang@time=60")
     assert not [t for t in threading.enumerate() if t.name == "muro-sim-idle"]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_faults_at_a_point_of_the_schedule(build: Build, ahead: bool) -> None:
+    harness = StepHarness(build(fault=["refuse@prefill=3", "refuse@running=5"], async_scheduling=ahead))
+    for number in range(4):
+        harness.submit(generate_request(str(number), PROMPT + bytes([number]), max_tokens=50))
+        harness.step()
+    assert [harness.finishes(str(n)) for n in range(4)] == [[ERROR], [], [], []]
+    for number in range(4, 6):
+        harness.submit(generate_request(str(number), PROMPT + bytes([number]), max_tokens=50))
+    harness.run()
+    assert [harness.finishes(str(n))[-1] for n in range(6)] == [ERROR, ERROR, LENGTH, LENGTH, LENGTH, LENGTH]
+
+
+def test_a_fault_after_a_preemption(build: Build) -> None:
+    engine = build(num_blocks=12, block_size=4, fault="raise@preemption=1")
+    harness = StepHarness(engine)
+    for number in range(6):
+        harness.submit(generate_request(str(number), PROMPT + bytes([number]), max_tokens=12))
+    with pytest.raises(FaultError, match="step"):
+        harness.run()
+    preempted = [e for n in range(6) for o in harness.outputs(str(n)) for e in o.events or () if e.type == 3]
+    assert not preempted  # it would be told with the next output
+
+
+# Time, lengths, other tokens
+
+
+def test_virtual_time_moves_the_clock_of_events_and_takes_none(build: Build) -> None:
+    began = time.monotonic()
+    harness = StepHarness(build(time="virtual", step_us=1e9, prefill_us_per_token=0.5e9, load_s=3600))
+    harness.submit(generate_request("a", b"xy", max_tokens=3))
+    harness.run()
+    harness.submit(generate_request("b", b"z", max_tokens=1))
+    harness.run()
+    queued = {name: harness.outputs(name)[0].events[0].timestamp for name in "ab"}
+    assert queued["b"] - queued["a"] == pytest.approx(4000)  # 1000 + 2 x 500, then 2 x 1000
+    assert time.monotonic() - began < 30
+
+
+def test_answers_end_at_their_length(build: Build) -> None:
+    harness = StepHarness(build(lengths="uniform:5,20"))
+    for number in range(8):
+        harness.submit(generate_request(str(number), [65 + number], max_tokens=50, ignore_eos=False, eos_token_id=257))
+    harness.run()
+    lengths = [len(harness.tokens(str(number))) for number in range(8)]
+    assert all(5 <= length <= 20 for length in lengths) and len(set(lengths)) > 2
+    assert {harness.finishes(str(number))[0] for number in range(8)} == {FinishReason.STOP}
+
+
+def test_an_echo(build: Build) -> None:
+    harness = StepHarness(build(tokens="echo"))
+    harness.submit(generate_request("a", b"abc", max_tokens=7))
+    harness.run()
+    assert bytes(harness.tokens("a")) == b"abcabca"
+
+
+def test_who_asks_for_more_than_tokens_gets_it_beside_others(build: Build) -> None:
+    harness = StepHarness(build())
+    harness.submit(generate_request("plain", PROMPT, max_tokens=9))
+    harness.submit(generate_request("told", PROMPT + b"!", max_tokens=9, logprobs=1, prompt_logprobs=1))
+    harness.submit(generate_request("biased", PROMPT + b"?", max_tokens=9, logit_bias={7: 100.0}))
+    harness.run()
+    assert harness.tokens("plain") == continuation(PROMPT, 9)
+    assert harness.tokens("told") == continuation(PROMPT + b"!", 9)
+    assert all(output.new_logprobs is not None for output in harness.outputs("told"))
+    assert len(harness.tokens("biased")) == 9
+
+
+def test_nothing_is_left_of_requests_that_have_ended(build: Build) -> None:
+    engine = build(num_blocks=12, block_size=4, fault="output:refuse@chance=0.1,times=0")
+    harness = StepHarness(engine)
+    for number in range(9):
+        harness.submit(generate_request(str(number), PROMPT + bytes([number]), max_tokens=12))
+        harness.step()
+        if number % 3 == 0:
+            harness.abort(str(number))
+    harness.run()
+    assert not engine._executor._streams and not engine._own and not engine._executor._num_new

@@ -35,7 +35,7 @@ def test_reading_and_writing(text: str, fault: Fault, when: When) -> None:
         ("step:explode", "the kind is one of"),
         ("hang@soon", "'soon' is not of the form"),
         ("hang@", "'' is not of the form"),
-        ("hang@day=1", "conditions are time, step, request, chance, times"),
+        ("hang@day=1", "conditions are time, step, request, prefill, preemption, running, chance"),
         ("hang@time=soon", "time"),
         ("hang@time=-1", "not negative"),
         ("hang@chance=0", "chance lies in"),
@@ -79,12 +79,43 @@ def test_steps_and_requests() -> None:
     schedule, _ = armed("hang@step=3,request=2")
     due = []
     for number in range(1, 6):
-        schedule.step_begins()
+        schedule.step_begins(1, 0, 0)
         if number == 4:
             schedule.request_comes()
             schedule.request_comes()
         due += [number for _ in schedule.due("step")]
     assert due == [4]
+
+
+def test_prefills_preemptions_and_what_runs() -> None:
+    schedule, _ = armed("hang@prefill=3", "spin@preemption=2", "exit@running=4,times=0")
+    due = []
+    for sequences, begun, preemptions in ((9, 2, 1), (1, 2, 1), (1, 0, 2), (4, 0, 2), (3, 0, 2), (5, 0, 2)):
+        schedule.step_begins(sequences, begun, preemptions)
+        due.append([fault.kind for fault in schedule.due("step")])
+    assert due == [["exit"], ["hang"], ["spin"], ["exit"], [], ["exit"]]
+    schedule.work_ends()
+    assert schedule.due("step") == [] and schedule.waits_at("step") and not schedule.waits_at("add")
+
+
+def test_what_is_armed_later_counts_from_then() -> None:
+    schedule, _ = armed()
+    schedule.step_begins(1, 5, 5)
+    schedule.arm(*parse_scheduled("hang@prefill=1"))
+    assert schedule.due("step") == []
+    schedule.step_begins(1, 1, 5)
+    assert schedule.due("step") == [HANG]
+
+
+def test_the_idle_place_has_a_clock_of_its_own() -> None:
+    idle, steps = ManualClock(), ManualClock()
+    schedule = FaultSchedule(steps, None, idle)
+    schedule.arm(*parse_scheduled("idle:exit@time=7"))
+    schedule.arm(*parse_scheduled("hang@time=7"))
+    idle.advance(7)
+    assert schedule.next_idle() == 0 and len(schedule.due("idle")) == 1 and schedule.due("step") == []
+    steps.advance(7)
+    assert schedule.due("step") == [HANG]
 
 
 def test_times() -> None:
