@@ -17,6 +17,7 @@ _CHUNKED_END = b"\r\n0\r\n\r\n"
 _TAIL = 2048
 """Bytes of an answer that are kept for the end: the usage, or an error."""
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+_PROMPT = re.compile(rb'"prompt_tokens": ?(\d+)')
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
@@ -31,6 +32,8 @@ class Answer(msgspec.Struct):
     events: int = 0
     tokens: int = 0
     """As the server counts them."""
+    prompt_tokens: int = 0
+    """Likewise."""
     error: str = ""
 
 
@@ -125,6 +128,8 @@ class Connection(asyncio.Protocol):
         answer = self._answer
         usage = _USAGE.search(self._tail)
         answer.tokens = int(usage[1]) if usage else 0
+        prompt = _PROMPT.search(self._tail)
+        answer.prompt_tokens = int(prompt[1]) if prompt else 0
         if error:
             answer.error = error
         elif answer.status != 200 or b'"error":' in self._tail:

@@ -30,6 +30,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 256
     prompt_words: int = 32
     """Words of a prompt; about as many tokens."""
+    salt: str = ""
+    """What the prompts begin with, to tell them from those of an earlier run."""
     max_tokens: int = 128
     stream: bool = True
     route: Literal["completions", "chat"] = "completions"
@@ -41,7 +43,8 @@ def run(load: Load) -> dict[str, Any]:
     """Send the load and wait for all answers.
 
     Returns:
-        `requests`, `errors`, `error_samples`, `seconds`, `tokens`, `tokens_per_s`, `requests_per_s`, `events`; in
+        `requests`, `errors`, `error_samples`, `seconds`, `tokens`, `prompt_tokens`, `tokens_per_s`, `requests_per_s`,
+        `events`; in
         milliseconds as {mean, p50, p90, p99}: `ttft_ms` (to the first event, or to the answer if not streamed),
         `between_events_ms`, `per_token_ms` (of each request, after its first), `latency_ms`; `processes`: per pid
         {cpu_s, cpu_us_per_token, rss_mb}.
@@ -117,7 +120,7 @@ def _requests(load: Load, host: str) -> Iterator[bytes]:
     """Each request as bytes; the prompts differ, so that no cache of prefixes serves them."""
     path = "/v1/completions" if load.route == "completions" else "/v1/chat/completions"
     for number in range(load.requests):
-        prompt = " ".join([f"{number}", *("word" for _ in range(load.prompt_words - 1))])
+        prompt = " ".join([f"{load.salt}{number}", *("word" for _ in range(load.prompt_words - 1))])
         body: dict[str, Any] = {"max_tokens": load.max_tokens, "stream": load.stream, "temperature": 0}
         body["ignore_eos"] = True
         if load.model:
@@ -143,6 +146,7 @@ def _result(answers: Sequence[Answer], gaps: array[float], seconds: float, proce
         "error_samples": sorted(set(bad))[:3],
         "seconds": seconds,
         "tokens": tokens,
+        "prompt_tokens": sum(answer.prompt_tokens for answer in good),
         "tokens_per_s": tokens / seconds,
         "requests_per_s": len(good) / seconds,
         "events": sum(answer.events for answer in good),

@@ -1,4 +1,4 @@
-"""`muro bench`: the wall, a server, the bare model, the scheduler."""
+"""`muro bench`: the wall, a server, its profile, the bare model, the scheduler."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ HELP = """Measure: the wall itself, any OpenAI-compatible server, the bare model
 Examples:
     muro bench wall
     muro bench serve http://127.0.0.1:8000 --concurrency 16 --max-tokens 64
+    muro bench profile http://127.0.0.1:8000 > mine.toml
     muro bench restart
 
     muro bench executor "$(muro pull demo)"
@@ -45,6 +46,18 @@ class ServerLoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     route: Annotated[Literal["completions", "chat"], typer.Option(help="Which route to call.")] = "completions"
     pid: Annotated[list[int] | None, typer.Option(help="Report CPU and memory of a process; may be repeated.")] = None
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+
+
+class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags of `muro bench profile`."""
+
+    url: Annotated[str, typer.Argument(help="Address of the server.")] = "http://127.0.0.1:8000"
+    model: Annotated[str, typer.Option(help="Name of the model; default: the first that the server has.")] = ""
+    route: Annotated[Literal["completions", "chat"], typer.Option(help="Which route to call.")] = "completions"
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=2, help="The most streams at once.")] = 16
+    prompt_words: Annotated[int, typer.Option(min=64, help="Words of the longest prompt.")] = 512
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each stream.")] = 64
+    repeats: Annotated[int, typer.Option(min=1, help="Requests for each length of prompt; the median counts.")] = 3
 
 
 class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +111,17 @@ def serve(options: ServerLoadOptions) -> None:
         sys.exit(1)
 
 
+@flags(ProfileOptions)
+def profile(options: ProfileOptions) -> None:
+    """Measure a server's latencies; prints a profile for `muro serve --engine sim --engine-option profile=FILE`."""
+    from muro.bench import profile as measure
+
+    plan = measure.Plan(**msgspec.structs.asdict(options))
+    if not plan.model:
+        plan = msgspec.structs.replace(plan, model=measure.served_model(plan.url))
+    print(measure.toml(measure.run(plan, _progress)), end="")
+
+
 @flags(RestartOptions)
 def restart(options: RestartOptions) -> None:
     """Kill the engine again and again: how soon is everybody told, and served again?"""
@@ -134,7 +158,7 @@ def scheduler(options: SchedulerOptions) -> None:
 def make_app() -> typer.Typer:
     """The group of commands."""
     app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
-    for command in (wall, serve, restart, executor, scheduler):
+    for command in (wall, serve, profile, restart, executor, scheduler):
         app.command(command.__name__, cls=Command, help=command.__doc__)(command)
     return app
 
