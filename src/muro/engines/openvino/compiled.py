@@ -78,7 +78,7 @@ def stored_graph(model: ModelDir, weights: str, root: Path, report: Report) -> P
         ov.save_model(decoder, target / READY_GRAPH, compress_to_fp16=False)
 
     publish(directory, key, build)
-    _give_memory_back()
+    give_memory_back()
     return directory / READY_GRAPH
 
 
@@ -94,8 +94,8 @@ def _properties(options: OpenVINOOptions) -> dict[str, Any]:
     }
 
 
-def _give_memory_back() -> None:
-    """Hand the heap that building has left behind back to the system; glibc keeps it otherwise."""
+def give_memory_back() -> None:
+    """Hand the heap that was freed back to the system; glibc keeps it otherwise."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from muro.config import home
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import Report
@@ -37,8 +39,12 @@ def create_engine(model: str | None, options: OpenVINOOptions, report: Report) -
         if error.name is None or error.name.partition(".")[0] != "openvino":
             raise
         raise MissingExtraError("running a model on the CPU", "openvino") from None
+
+    def reload() -> Any:
+        return compile_model(directory, options, root, lambda phase, percent: None)
+
     compiled = compile_model(directory, options, root, report)
     report("allocating the cache", 95)
-    executor = create_executor(compiled, directory.config, options, read_pooling(directory.path))
+    executor = create_executor(compiled, directory.config, options, read_pooling(directory.path), reload)
     grammars = workshop(directory.path, executor.info().vocab_size)
     return StepperEngine(executor, scheduler, grammars=grammars)

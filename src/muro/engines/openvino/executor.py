@@ -1,12 +1,15 @@
 """The model on the CPU as an `Executor`: a step plan becomes the arrays that paged attention reads.
 
-Owns the key/value cache and the compiled model; decides nothing. `infer` lets go of the interpreter lock, so other
-threads run during the forward pass. Called from one thread.
+Owns the key/value cache and the compiled model, and can do without either while nothing runs; decides nothing. `infer`
+lets go of the interpreter lock, so other threads run during the forward pass. Called from one thread.
 """
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,26 +17,41 @@ import openvino as ov
 
 from muro.core.executor import ExecutorInfo
 from muro.core.plan import ModelRunnerOutput, SchedulerOutput, SequencePlan
-from muro.engine.interface import FailureCallback
+from muro.engine.interface import FailureCallback, Memory, operation
+from muro.engines.openvino.cache import CacheMemory
+from muro.engines.openvino.compiled import give_memory_back
 from muro.engines.openvino.options import OpenVINOOptions
 from muro.errors import ConfigError, InvalidRequestError
 from muro.models.config import ModelConfig
+
+_TOLD = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "INFERENCE_NUM_THREADS", "NUM_STREAMS", "ENABLE_CPU_PINNING")
+"""Properties that `runtime` tells."""
 
 
 class OpenVINOExecutor:
     """Runs steps on a compiled model; made by `create_executor`.
 
     Args:
-        request: an infer request whose cache inputs are set.
-        cache: the arrays behind those inputs; OpenVINO does not keep them alive.
+        request: an infer request that uses the cache. It alone keeps the model alive.
+        cache: keys and values.
         info: what the model and its cache can hold.
+        reload: gives the same model again, so that it can be let go of meanwhile.
         apart: whether the forward pass runs in a thread of its own, so that others can work meanwhile.
     """
 
-    def __init__(self, request: ov.InferRequest, cache: list[Any], info: ExecutorInfo, *, apart: bool = False) -> None:
+    def __init__(
+        self,
+        request: ov.InferRequest,
+        cache: CacheMemory,
+        info: ExecutorInfo,
+        *,
+        reload: Callable[[], ov.CompiledModel] | None = None,
+        apart: bool = False,
+    ) -> None:
         self._request: ov.InferRequest | None = request
-        self._cache = cache
+        self._cache: CacheMemory | None = cache
         self._info = info
+        self._reload = reload
         self._thread = ThreadPoolExecutor(1, "forward") if apart else None
 
     def info(self) -> ExecutorInfo:
@@ -43,7 +61,7 @@ class OpenVINOExecutor:
         """See `Executor.execute`. The arrays are views of the model's outputs, overwritten by the next call."""
         request = self._request
         if request is None:
-            raise RuntimeError("the executor was shut down")
+            raise RuntimeError("the executor was shut down, or its weights were released")
         for name, array in step_inputs(plan, self._info).items():
             request.set_tensor(name, ov.Tensor(array))
         return self._forward(request) if self._thread is None else self._thread.submit(self._forward, request)
@@ -55,6 +73,45 @@ class OpenVINOExecutor:
             return ModelRunnerOutput(logits)
         return ModelRunnerOutput(logits, request.get_tensor("hidden").data.reshape(-1, self._info.hidden_size))
 
+    @property
+    def releasable(self) -> tuple[Memory, ...]:
+        return ("kv_cache",) if self._reload is None else ("kv_cache", "weights")
+
+    def release_memory(self, kind: Memory) -> None:
+        """See `Releasing`. The weights are those of the compiled model; the file that they came from stays."""
+        if kind == "weights":
+            self._request = None
+        elif self._cache is not None:
+            self._cache.release()
+        give_memory_back()
+
+    def restore_memory(self, kind: Memory) -> None:
+        """See `Releasing`. Raises what `compile_model` raises, and ConfigError if the model has become another one."""
+        # Pages of the cache come back by themselves, as they are used.
+        if kind == "weights" and self._reload is not None and self._cache is not None and self._request is None:
+            request = self._reload().create_infer_request()
+            self._cache.give_to(request)
+            self._request = request
+
+    @operation
+    def memory(self) -> dict[str, Any]:
+        """Bytes: `resident` memory of the whole process, and `cache`, what keys and values may take of it."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {
+            "resident": pages * mmap.PAGESIZE,
+            "cache": 0 if self._cache is None else self._cache.num_bytes,
+            "weights_loaded": self._request is not None,
+        }
+
+    @operation
+    def runtime(self) -> dict[str, str]:
+        """OpenVINO's version and the properties that the model was compiled with, as text."""
+        found = {"openvino": str(ov.__version__)}
+        if self._request is not None:
+            compiled = self._request.get_compiled_model()
+            found |= {name: str(compiled.get_property(name)) for name in _TOLD}
+        return found
+
     def on_failure(self, callback: FailureCallback) -> None:
         """Nothing to report: the model computes in this process, and `execute` raises if it cannot."""
 
@@ -62,7 +119,7 @@ class OpenVINOExecutor:
         if self._thread is not None:
             self._thread.shutdown()  # a step under way ends first: it writes into the cache
         self._request = None
-        self._cache = []
+        self._cache = None
 
 
 def create_executor(
@@ -70,6 +127,7 @@ def create_executor(
     config: ModelConfig,
     options: OpenVINOOptions,
     pooling: Literal["mean", "last"] | None = None,
+    reload: Callable[[], ov.CompiledModel] | None = None,
 ) -> OpenVINOExecutor:
     """Allocate the key/value cache within its memory budget and put the executor together.
 
@@ -78,6 +136,7 @@ def create_executor(
         config: what its directory says of it.
         options: memory, lengths, threads.
         pooling: what its directory says of embeddings, for the option "auto".
+        reload: compiles it once more, for an engine that gives its weights back while it sleeps.
 
     Raises:
         ConfigError: the cache cannot hold a sequence of `max_model_len` tokens, or the model's logits do not fit its
@@ -98,35 +157,18 @@ def create_executor(
             f"the graph of this model does not tell its hidden states, so there can be no {pooling} pooling"
         )
     request = compiled.create_infer_request()
-    cache, block_size = _allocate(compiled, request, options)
+    cache = CacheMemory(compiled, options.cache_memory_mb << 20)
+    cache.give_to(request)
     info = ExecutorInfo(
-        max_model_len=_max_model_len(config, options, len(cache[0]) * block_size),
-        num_blocks=len(cache[0]),
-        block_size=block_size,
+        max_model_len=_max_model_len(config, options, cache.num_blocks * cache.block_size),
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
         vocab_size=config.vocab_size,
         dtype="float32",
         hidden_size=hidden_size,
         pooling=pooling,
     )
-    return OpenVINOExecutor(request, cache, info, apart=options.async_scheduling)
-
-
-def _allocate(compiled: ov.CompiledModel, request: ov.InferRequest, options: OpenVINOOptions) -> tuple[list[Any], int]:
-    """The key/value cache, given to the request: an array of blocks per layer and kind; and the tokens of a block."""
-    caches = {
-        port.any_name: port for port in compiled.inputs if port.any_name.startswith(("key_cache.", "value_cache."))
-    }
-    shapes = {name: [dim.get_length() for dim in list(port.partial_shape)[1:]] for name, port in caches.items()}
-    # Shapes are [kv heads, tokens, head size]; with u8, scales lie behind the tokens of keys and the sizes of values.
-    block_bytes = sum(port.element_type.size * int(np.prod(shapes[name])) for name, port in caches.items())
-    num_blocks = (options.cache_memory_mb << 20) // block_bytes
-    cache = []
-    for name, port in caches.items():
-        # Fresh zero pages: they take no memory until a block is used, and unused lanes of a block hold no NaN.
-        zeros = np.zeros([num_blocks, *shapes[name]], dtype=port.element_type.to_dtype())
-        request.set_tensor(name, ov.Tensor(zeros, shared_memory=True))
-        cache.append(zeros)
-    return cache, shapes["value_cache.0"][1]
+    return OpenVINOExecutor(request, cache, info, reload=reload, apart=options.async_scheduling)
 
 
 def step_inputs(plan: SchedulerOutput, info: ExecutorInfo) -> dict[str, Any]:
