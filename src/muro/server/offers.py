@@ -8,6 +8,7 @@ not (it has no distribution to sample from, as an echo) is asked for none of the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+
 from muro.clients.interface import EngineStatus
 from muro.errors import UnsupportedOptionError
 from muro.llm.pipeline import Standing

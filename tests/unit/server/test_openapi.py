@@ -8,13 +8,9 @@ from importlib.resources import files
 from typing import Any
 
 import msgspec
-import pytest
 
-from muro.errors import InvalidRequestError
 from muro.server.openapi import document
-from muro.server.routes.control import CONTROLS, read_query
 from muro.server.schemas.completions import Completion, CompletionRequest
-from muro.server.schemas.control import PauseOptions, WakeUpOptions
 from muro.server.table import DeepOption, Entry
 
 
@@ -58,25 +54,3 @@ def test_the_page_loads_nothing_from_anywhere() -> None:
     assert "http:" not in page and "https:" not in page
     assert re.findall(r"(?:src|href)=\S+", page) == ['href="openapi.json">openapi.json</a>.</noscript>']
     assert re.findall(r"fetch\((.*?)[,)]", page) == ["path.replace(/^\\//", '"openapi.json"']
-
-
-def test_every_control_has_a_path_of_its_own_and_options_with_defaults() -> None:
-    assert len({(c.method, c.path) for c in CONTROLS}) == len(CONTROLS)
-    for control in CONTROLS:
-        if not control.in_body:
-            control.op.check_args(control.args(control.options()))
-
-
-def test_options_of_a_query() -> None:
-    assert read_query(b"mode=keep&clear_cache=false", PauseOptions) == PauseOptions("keep", False)
-    assert read_query(b"tags=weights&tags=kv_cache", WakeUpOptions) == WakeUpOptions(["weights", "kv_cache"])
-    assert read_query(b"", WakeUpOptions) == WakeUpOptions()
-
-
-@pytest.mark.parametrize(
-    ("query", "param"), [(b"mode=x", "mode"), (b"clear_cache=5", "clear_cache"), (b"depth=1", "depth")]
-)
-def test_a_wrong_option_of_a_query_is_named(query: bytes, param: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        read_query(query, PauseOptions)
-    assert caught.value.param == param
