@@ -15,9 +15,10 @@ from muro.llm import pipeline
 from muro.llm.spelling import Spelling
 from muro.models.pull import pulled
 from muro.models.sampling import SamplingDefaults, read_sampling_defaults
+from muro.text.call_reader import ToolCallPiece
 from muro.text.chat import ChatTemplate, load_chat_template
 from muro.text.tokenizer import Tokenizer, load_tokenizer
-from muro.text.tool_calls import PARSERS, ArgumentsParser, ToolCallPiece, ToolParser, list_parser
+from muro.text.tool_calls import PARSERS, ArgumentsParser, ToolParser, list_parser
 from muro.wire.request import SamplingParams
 
 __all__ = [

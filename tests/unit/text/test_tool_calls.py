@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muro.text.tool_calls import PARSERS, ArgumentsParser, ToolCallPiece, ToolParser, form_of, list_parser
+from muro.text.call_reader import ToolCallPiece
+from muro.text.tool_calls import PARSERS, ArgumentsParser, ToolParser, form_of, list_parser
 
 Calls = list[tuple[str, str]]
 
