@@ -22,7 +22,7 @@ import msgspec
 from muro.core.plan import SchedulerOutput
 from muro.core.request import Request
 from muro.core.stepper import StepperEngine
-from muro.engine.interface import Engine, EngineInfo, FailureCallback, Report, StepResult, TakeAborts, operation
+from muro.engine.interface import Engine, EngineInfo, FailureCallback, Memory, Report, StepResult, TakeAborts, operation
 from muro.engines.faults import Culprit, Fault, commit, parse_fault
 from muro.engines.grammars import workshop
 from muro.engines.sim.executor import SimExecutor
@@ -184,6 +184,15 @@ class SimEngine(Engine):
 
     def phase(self) -> str | None:
         return self._inner.phase()
+
+    def execute_dummy_batch(self) -> None:
+        self._inner.execute_dummy_batch()
+
+    def release_memory(self, kind: Memory) -> None:
+        self._inner.release_memory(kind)
+
+    def restore_memory(self, kind: Memory) -> None:
+        self._inner.restore_memory(kind)
 
     def shutdown(self) -> None:
         self._idle.close()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from muro.core.executor import ExecutorInfo
 from muro.core.plan import ModelRunnerOutput, SchedulerOutput, SequencePlan
-from muro.engine.interface import FailureCallback
+from muro.engine.interface import FailureCallback, Memory
 from muro.engines.sim.profile import Profile
 from muro.engines.sim.streams import Stream
 from muro.engines.sim.text import Text
@@ -28,6 +28,9 @@ from muro.engines.sim.timing import LatencyModel, Pace
 
 _OUT_OF_QUESTION = -1e4
 _PEAK = 16.0
+
+_NOBODY = Stream([0], 0, begun=True)
+"""What a step is told that is computed for no request."""
 
 AtStep = Callable[[SchedulerOutput, int], None]
 
@@ -101,7 +104,7 @@ class SimExecutor:
         self._num_new -= stream is not None and not stream.begun
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        """See `Executor.execute`. Every request of the plan has its stream. The next call overwrites the logits."""
+        """See `Executor.execute`. The requests of the plan have their streams. The next call overwrites the logits."""
         sequences = plan.sequences
         prompt_tokens = prompts_begun = 0
         if plan.total_tokens != len(sequences) or self._num_new:
@@ -119,6 +122,19 @@ class SimExecutor:
         """There is no work left: the next step does not follow this one."""
         self._pace.rest()
 
+    @property
+    def releasable(self) -> tuple[Memory, ...]:
+        """As a model on a machine: there is nothing to give back, but what was computed is gone."""
+        return "kv_cache", "weights"
+
+    def release_memory(self, kind: Memory) -> None:
+        """See `Releasing`."""
+        if kind == "kv_cache":
+            self._digests = array("Q", bytes(8 * len(self._digests)))
+
+    def restore_memory(self, kind: Memory) -> None:
+        """See `Releasing`; takes no time."""
+
     def on_failure(self, callback: FailureCallback) -> None:
         """Never fails on its own."""
 
@@ -135,7 +151,7 @@ class SimExecutor:
         """How many tokens of prompts are computed, and how many prompts are begun."""
         tokens = begun = 0
         for sequence in sequences:
-            stream = self._streams[sequence.request_id]
+            stream = self._streams.get(sequence.request_id, _NOBODY)
             if len(sequence.token_ids) > 1 or not stream.begun:
                 tokens += len(sequence.token_ids)
                 begun += not stream.begun
@@ -171,7 +187,7 @@ class SimExecutor:
         """Rows in which the next token stands out; within a prompt, any token does."""
         tokens = []
         for sequence in sequences:
-            stream = self._streams[sequence.request_id]
+            stream = self._streams.get(sequence.request_id, _NOBODY)
             end = stream.base + sequence.num_computed_tokens + len(sequence.token_ids) + 1
             tokens += [stream.tokens[i % len(stream.tokens)] for i in range(end - sequence.num_logits, end)]
         if self._marked is not None:
