@@ -29,6 +29,14 @@ _P90 = 1.2816
 _FIELDS = ("step_us", "sequence_us", "prefill_us_per_token", "prefill_us_per_request", "jitter")
 
 
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure, and how thoroughly."""
 
@@ -120,16 +128,9 @@ def toml(measured: Measured) -> str:
 
 def served_model(url: str) -> str:
     """The name of the first model that a server says it has; empty if it does not say."""
-
-    class Card(msgspec.Struct):
-        id: str
-
-    class Cards(msgspec.Struct):
-        data: list[Card]
-
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/v1/models", timeout=5) as answer:  # noqa: S310 - the user's URL
-            cards = msgspec.json.decode(answer.read(1 << 20), type=Cards)
+            cards = msgspec.json.decode(answer.read(1 << 20), type=_Cards)
     except (OSError, ValueError, msgspec.MsgspecError):
         return ""
     return cards.data[0].id if cards.data else ""

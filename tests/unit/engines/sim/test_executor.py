@@ -99,6 +99,10 @@ def test_a_prompt_is_begun_once_and_a_decoded_token_is_none_of_it() -> None:
     assert seen == [(2, 2), (2, 0), (1, 0), (1, 1)]
 
 
+def test_a_step_for_nobody() -> None:
+    assert run(make(), plan("dummy", [0], 0, [3], 1)).shape == (1, BYTES)
+
+
 def test_elsewhere_the_time_passes_in_a_thread_of_its_own() -> None:
     executor = make(profile=Profile(step_us=100), elsewhere=True)
     future = executor.execute(SchedulerOutput([plan("a", b"abc", 0, [0], 1, True)], 3))
