@@ -58,3 +58,29 @@ def test_sixteen_streams_at_once(client: openai.OpenAI) -> None:
 def test_memory(server: Server) -> None:
     assert psutil.Process(server.process.pid).memory_info().rss < 200e6
     assert psutil.Process(server.engine_pid).memory_info().rss < 900e6
+
+
+def test_what_is_written_scores_as_it_was_written(server: Server) -> None:
+    """Log-probabilities of an output, and of the same tokens as a prompt that is echoed."""
+    prompt = "<|im_start|>user\nName a café in Zürich.<|im_end|>\n<|im_start|>assistant\n"
+    with server.http() as http:
+
+        def complete(**body: Any) -> Any:
+            answer = http.post("/v1/completions", json={"temperature": 0, "logprobs": 1, **body}, timeout=120)
+            return answer.json()["choices"][0]
+
+        written = complete(prompt=prompt, max_tokens=20)
+        said = written["logprobs"]
+        assert "".join(said["tokens"]) == written["text"]
+        assert all(
+            written["text"][at:].startswith(t) for at, t in zip(said["text_offset"], said["tokens"], strict=True)
+        )
+        tokens = http.post("/tokenize", json={"prompt": prompt}).json()["tokens"]
+        ids = complete(prompt=prompt, max_tokens=20, return_tokens_as_token_ids=True)["logprobs"]["tokens"]
+        more = [int(token.removeprefix("token_id:")) for token in ids]
+        scored = complete(prompt=[*tokens, *more], max_tokens=0, echo=True)
+    assert scored["text"] == prompt + written["text"]
+    assert scored["logprobs"]["tokens"][len(tokens) :] == said["tokens"]
+    again = scored["logprobs"]["token_logprobs"][len(tokens) :]
+    assert again == pytest.approx(said["token_logprobs"], abs=0.1)
+    assert scored["logprobs"]["text_offset"][len(tokens)] == len(prompt)
