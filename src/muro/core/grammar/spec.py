@@ -75,6 +75,7 @@ def _schema(params: StructuredOutputsParams) -> GrammarSpec:
     schema: Any = {"type": "object"} if params.json is None else params.json
     if isinstance(schema, str):
         schema = _decoded("json", _sized("json", schema, MAX_SCHEMA_BYTES))
+    schema = {} if schema is True else schema
     if not isinstance(schema, dict | bool):
         raise InvalidRequestError(f"{PARAM}.json must be a JSON schema, an object", param=PARAM)
     patterns = measure(schema)

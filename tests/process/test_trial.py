@@ -1,0 +1,52 @@
+"""engines/trial.py: grammars that hang or crash a compiler cost a process apart, and one request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from muro.core.grammar.spec import GrammarSpec, grammar_spec
+from muro.engines.trial import Trials
+from muro.errors import InvalidRequestError
+from muro.wire.request import StructuredOutputsParams
+
+CHAIN = {f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(960)}
+HANGS = GrammarSpec("grammar", "start: A\nA: " + " & ".join(f"/.*x{i}.*/" for i in range(32)))
+OVERFLOWS = GrammarSpec(
+    "json", json.dumps({"$defs": {**CHAIN, "d960": {}}, "$ref": "#/$defs/d0"}, separators=(",", ":"))
+)
+
+
+@pytest.fixture
+def trials() -> Iterator[Trials]:
+    trials = Trials(time_limit=3.0)
+    yield trials
+    trials.close()
+
+
+def test_what_compiles_and_what_does_not_is_survived(trials: Trials) -> None:
+    for text in ('{"type":"object"}', '{"not":{}}', '{"$ref":"#/nowhere"}', "{"):
+        trials(GrammarSpec("json", text))
+    assert len(trials._idle) == 1
+
+
+def test_what_hangs_is_refused_and_the_next_one_gets_a_new_process(trials: Trials) -> None:
+    with pytest.raises(InvalidRequestError, match="more than 3 s"):
+        trials(HANGS)
+    trials(GrammarSpec("regex", "a"))
+
+
+def test_what_overflows_the_stack_is_refused(trials: Trials) -> None:
+    grammar_spec(StructuredOutputsParams(json=OVERFLOWS.text))  # the bounds let it pass
+    with pytest.raises(InvalidRequestError, match="more than the library can compile"):
+        trials(OVERFLOWS)
+    trials(GrammarSpec("regex", "a"))
+
+
+def test_processes_end_when_it_is_closed(trials: Trials) -> None:
+    trials(GrammarSpec("regex", "a"))
+    (process,) = trials._idle
+    trials.close()
+    assert process._child.returncode is not None
