@@ -277,6 +277,7 @@ def ready_response(info: EngineInfo, init: Init) -> ReadyResponse:
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
         instance_id=f"muro-{os.getpid()}",
+        enable_sleep_mode=bool(info.releasable),
         muro=_features(info) if init.muro is not None else None,
     )
 

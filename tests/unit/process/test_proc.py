@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from muro.engine.interface import EngineCore, Report
+from muro.engine.interface import EngineCore, EngineInfo, Report
 from muro.engines.echo import EchoEngine
 from muro.errors import InternalError, StartupError
 from muro.process import proc
 from muro.transport.sockets import send_nowait
 from muro.wire.control import StartDPWave
 from muro.wire.frames import COORDINATOR_READY, SUBSCRIBE
-from muro.wire.handshake import Features
+from muro.wire.handshake import Addresses, Features, Init
 from muro.wire.output import FinishReason
 from tests.support.asking import FOREVER, ask
 from tests.support.deadline import until
@@ -205,3 +205,9 @@ def test_close_without_start_and_twice() -> None:
         engine.proc.close()
         engine.proc.close()
         assert engine.page.read().phase == "stopping"
+
+
+def test_only_an_engine_that_gives_memory_back_says_that_it_can_sleep() -> None:
+    init = Init(Addresses([], []))
+    assert not proc.ready_response(EngineInfo(), init).enable_sleep_mode
+    assert proc.ready_response(EngineInfo(releasable=("kv_cache",)), init).enable_sleep_mode
