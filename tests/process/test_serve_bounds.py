@@ -159,6 +159,56 @@ def test_a_body_that_does_not_arrive(server: Server) -> None:
     until(lambda: server.metric("muro:held_body_bytes") == 0)
 
 
+def trickling(connection: socket.socket) -> float:
+    """Send a byte ten times a second until the connection is closed; after how many seconds it is."""
+    began = time.monotonic()
+    connection.settimeout(0.1)
+    while time.monotonic() < began + 20:
+        try:
+            if not connection.recv(65536):
+                break
+        except TimeoutError:
+            connection.sendall(b"x")
+        except OSError:
+            break
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("request_line", [b"GET /livez", b"POST /v1/models", b"GET /nothing"])
+def test_a_body_that_goes_on_after_its_answer(server: Server, request_line: bytes) -> None:
+    with server.raw() as caller:
+        caller.sendall(request_line + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        assert trickling(caller) < 5
+
+
+def test_a_body_that_goes_on_after_a_refusal(server: Server, occupied: None) -> None:
+    with ExitStack() as waiting, server.raw() as caller:
+        for _ in range(3):
+            waiting.enter_context(in_flight(server))
+        until(lambda: server.metric("muro:queued_requests") == 3)
+        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        assert answer_on(caller).startswith(b"HTTP/1.1 503")
+        assert trickling(caller) < 5
+
+
+def test_refusals_in_one_breath_leave_no_timer_behind(server: Server, occupied: None) -> None:
+    with ExitStack() as waiting, server.raw() as caller:
+        for _ in range(3):
+            waiting.enter_context(in_flight(server))
+        until(lambda: server.metric("muro:queued_requests") == 3)
+        caller.sendall(2 * b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        began, answers = time.monotonic(), b""
+        while answers.count(b"HTTP/1.1 503") < 2:
+            answers += caller.recv(65536)
+        while time.monotonic() < began + 3:  # longer than an idle connection lives, but it is not idle
+            caller.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            caller.settimeout(10)
+            assert answer_on(caller).startswith(b"HTTP/1.1 200")
+            caller.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                caller.recv(1)
+
+
 def test_an_idle_connection_is_closed_in_the_end(server: Server) -> None:
     with server.raw() as idle:
         idle.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")

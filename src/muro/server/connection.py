@@ -2,7 +2,8 @@
 
 uvicorn has none of these bounds, and no other door for them than its protocol class: `BoundedConnection` derives from
 it and adds nothing else. Everything happens in the loop's thread. A timer runs only while there is something to wait
-for: the rest of a head that came in parts, or a reader that has left a full buffer alone.
+for: the rest of a head that came in parts, the rest of a body whose answer is out, or a reader that has left a full
+buffer alone.
 
 A connection above the bound is a *surplus* one: it is let in to ask for health, and its other requests are refused
 (see `gate`). Above `RESERVE` of those nobody is let in.
@@ -63,9 +64,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._shared = shared
         self._surplus = False
         self._in_head = True
+        self._in_body = False
         self._head_bytes = 0
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -83,6 +86,7 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.open -= 1
         self._head_came()
+        self._rest_came()
         self._reader_took()
         super().connection_lost(exc)
 
@@ -93,6 +97,8 @@ class BoundedConnection(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too large.")
             self._await_head()
+        elif self._in_body and self._idle:
+            self._await_rest()
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -102,7 +108,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.scope[SURPLUS] = True  # type: ignore[literal-required] # an extension of ours
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         self._head_came()
         self._refused = self._refuse_at_once()
         if not self._refused:
@@ -113,10 +119,13 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._in_body = False
+        self._rest_came()
         if not self._refused:
             super().on_message_complete()
         else:
             # As after any other answer: the connection stays, for a while.
+            self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -166,6 +175,15 @@ class BoundedConnection(HttpToolsProtocol):
                 self.transport.write(_TOO_SLOW)
             self.transport.close()
 
+    def _await_rest(self) -> None:
+        if self._rest_timer is None and not self.transport.is_closing():
+            self._rest_timer = self.loop.call_later(self._shared.limits.body_timeout, self.transport.close)
+
+    def _rest_came(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
+
     def _reader_took(self) -> None:
         if self._reader_timer is not None:
             self._reader_timer.cancel()
@@ -178,7 +196,11 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def bound_buffers(listener: socket.socket, slow_reader_timeout: float) -> None:
-    """Settings that accepted connections inherit: a bounded send buffer, and an end to callers who have vanished."""
+    """Settings that accepted connections inherit: a bounded send buffer, and an end to callers who have vanished.
+
+    And what remains of them in the kernel for a minute does not keep the next server from the port.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux

@@ -78,15 +78,25 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A bound TCP socket that does not listen yet. Raises ConfigError, which names the flag for another port."""
+    """A bound TCP socket that does not listen yet. Raises ConfigError, which names the flag for another port.
+
+    It has the port for itself: with SO_REUSEADDR another process could bind it as well for as long as neither listens,
+    and would find out only after its model has been loaded. So that comes later (`bound_buffers`), unless what stands
+    in the way may be the old connections of a server that has ended.
+    """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot serve on host {host!r}, port {port}: {error}") from error
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
     except OSError as error:
         listener.close()
         remedy = "another address: --host" if error.errno == errno.EADDRNOTAVAIL else f"another port: {flag}"
