@@ -19,7 +19,6 @@ Examples:
     muro bench wall
     muro bench serve http://127.0.0.1:8000 --concurrency 16 --max-tokens 64
     muro bench restart
-
     muro bench executor "$(muro pull demo)"
 """
 

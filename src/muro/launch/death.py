@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from muro.errors import CrashLoopError, EngineDeadError, StartupError
+from muro.errors import LOG_FOLLOWS, CrashLoopError, EngineDeadError, StartupError
 from muro.launch.restart import Decision
 from muro.wire.failure import FailureRecord, describe_exit
 
@@ -48,7 +48,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     def details(self) -> str:
         """The failure that it reported, if any, and the last lines of its log."""
         cause = f". Cause: {self.failure.kind}: {self.failure.message}" if self.failure else ""
-        log = f". Last lines of its log:\n{self.log_tail}" if self.log_tail else ". It wrote no log"
+        log = f"{LOG_FOLLOWS}\n{self.log_tail}" if self.log_tail else ". It wrote no log"
         return cause + log
 
     def startup_error(self, rank: int | None, why: str = "") -> StartupError:

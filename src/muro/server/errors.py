@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from muro.errors import EngineDeadError, InvalidRequestError, MuroError, OverloadedError
+from muro.errors import LOG_FOLLOWS, EngineDeadError, InvalidRequestError, MuroError, OverloadedError
 
 
 class ErrorDetail(msgspec.Struct):
@@ -51,7 +51,8 @@ def _shown(err: MuroError) -> str:
     """The message for a caller: the cause of a death, but not the log lines that end it, which name files and data."""
     if not isinstance(err, EngineDeadError) or not err.log_tail or not err.message.endswith(err.log_tail):
         return err.message
-    return f"{err.message.removesuffix(err.log_tail).rstrip()} see the server's log"
+    told = err.message.removesuffix(err.log_tail).rstrip().removesuffix(LOG_FOLLOWS)
+    return f"{told}. Its last lines are in the server's log"
 
 
 def reply(

@@ -81,7 +81,7 @@ def engine_health(status: EngineStatus, now_ns: int) -> EngineHealth:
     )
     page = status.progress
     if page is not None:
-        found.phase, found.percent = page.phase, page.percent
+        found.phase, found.percent = page.phase, 100.0 if status.state == "serving" else page.percent
         found.steps = page.steps_ended
         found.last_step_age = _age(page.step_ended_ns, now_ns)
         found.step_age = _age(page.step_started_ns, now_ns) if page.stepping else None

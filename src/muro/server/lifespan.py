@@ -257,6 +257,8 @@ async def _until_over(service: Service, stops: StopRequests, config: ServerConfi
         while not stopping.done():
             if _dead(service.llm):
                 errors = [status.error for status in service.llm.engines() if status.error]
+                if _exit_code(service.llm) is ExitCode.CRASH_LOOP:  # each death was logged where it was noticed
+                    errors = ["no engine is left, and none is started again; the server ends"]
                 log.error("%s", errors[0] if errors else "the engine has died")
                 await asyncio.wait({stopping}, timeout=config.death_notice)
                 return

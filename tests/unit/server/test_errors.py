@@ -72,7 +72,7 @@ def test_log_lines_of_an_engine_are_not_shown() -> None:
     answer = reply_to(err)
     assert answer.status == 503
     assert "secret" not in msgspec.json.encode(answer.body).decode()
-    assert answer.body.error.message.endswith("Cause: OSError: no gpu. Last lines of its log: see the server's log")
+    assert answer.body.error.message.endswith("Cause: OSError: no gpu. Its last lines are in the server's log")
 
 
 @pytest.mark.parametrize(
