@@ -44,15 +44,13 @@ def reply_to(err: BaseException) -> ErrorReply:
     param = err.param if isinstance(err, InvalidRequestError) else None
     again = err.retry_after if isinstance(err, OverloadedError | EngineDeadError) else None
     headers = {} if again is None else {"retry-after": str(max(1, math.ceil(again)))}
-    return reply(err.status, _shown(err), code=err.code, param=param, headers=headers)
+    return reply(err.status, without_log(err.message), code=err.code, param=param, headers=headers)
 
 
-def _shown(err: MuroError) -> str:
-    """The message for a caller: the cause of a death, but not the log lines that end it, which name files and data."""
-    if not isinstance(err, EngineDeadError) or not err.log_tail or not err.message.endswith(err.log_tail):
-        return err.message
-    told = err.message.removesuffix(err.log_tail).rstrip().removesuffix(LOG_FOLLOWS)
-    return f"{told}. Its last lines are in the server's log"
+def without_log(message: str) -> str:
+    """What anybody may read: a death and its cause, but no log lines, which name files and data."""
+    told, found, _ = message.partition(LOG_FOLLOWS)
+    return f"{told}. Its last lines are in the server's log" if found else message
 
 
 def reply(

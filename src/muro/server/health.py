@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from muro.clients.interface import EngineStatus
+from muro.server.errors import without_log
 from muro.server.probe import Probed
 from muro.server.service import Service
 
@@ -77,7 +78,7 @@ def engine_health(status: EngineStatus, now_ns: int) -> EngineHealth:
         uptime=status.uptime,
         restarts=status.restarts,
         in_flight=status.in_flight,
-        error=status.error or None,
+        error=without_log(status.error) or None,
     )
     page = status.progress
     if page is not None:
