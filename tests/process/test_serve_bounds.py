@@ -138,6 +138,17 @@ def test_a_head_that_does_not_arrive(server: Server) -> None:
     assert server.metric("muro:slow_heads_total") >= 2
 
 
+@pytest.mark.parametrize("offer", ["Upgrade: h2c", "upgrade: websocket", "UPGRADE : TLS/1.0"])
+def test_the_offer_of_another_protocol_is_ignored(server: Server, offer: str) -> None:
+    """Its body counts, which may have the same words in it; also in a later request of the connection."""
+    body = json.dumps({"prompt": "abc\r\nupgrade: h2c\r\n\r\n", "max_tokens": 2}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n{offer}\r\n"
+    with server.raw() as connection:
+        for _ in range(2):
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert answer_on(connection).startswith(b"HTTP/1.1 200")
+
+
 def test_a_second_head_that_does_not_arrive(server: Server) -> None:
     with server.raw() as caller:
         caller.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\nHos")

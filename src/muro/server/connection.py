@@ -15,6 +15,7 @@ callers must cost as little as can be, for the engine needs the processor too.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,7 @@ SURPLUS = "muro.surplus"
 GENERATING = (b"/v1/completions", b"/v1/chat/completions")
 """Beginnings of the paths that make work."""
 
+_UPGRADE = re.compile(rb"(?i)\r\nupgrade[ \t]*:")
 _SEND_BUFFER = 256 << 10
 _TOO_SLOW = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 40\r\n"
@@ -54,6 +56,15 @@ class Connections:
     def protocol(self, **arguments: Any) -> BoundedConnection:
         """A new connection; what uvicorn calls its protocol class."""
         return BoundedConnection(self, **arguments)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A head without the offer of another protocol, which a server may ignore (RFC 9110, 7.8).
+
+    The parser ends a message at a head that has it and loses the body. Java's own client offers HTTP/2 so, always.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -91,7 +102,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        super().data_received(data if self._in_body else _without_upgrade(data))
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
