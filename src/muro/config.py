@@ -136,8 +136,8 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"num_local_engines is {self.num_local_engines}; it must lie in 0 ... {self.num_engines}")
         if self.host is None and (self.curve_dir is not None or self.insecure_tcp):
             raise ConfigError(
-                "curve_dir and insecure_tcp are for engines that dial in from elsewhere, and host is not set "
-                "(muro serve: --data-parallel-size-local says how many are started here)"
+                "curve_dir and insecure_tcp are for engines that dial in from elsewhere, and all are started here: "
+                "host is not set (muro serve: --data-parallel-size-local says how many are started here)"
             )
         if self.curve_dir is not None and self.insecure_tcp:
             raise ConfigError("curve_dir and insecure_tcp exclude each other")

@@ -207,6 +207,10 @@ class CallTimeoutError(CallError):
     status = 504
 
 
+LOG_FOLLOWS = ". Last lines of its log:"
+"""What stands before the `log_tail` at the end of a message."""
+
+
 class StartupError(MuroError):
     """An engine did not come up. Everything that had been started is gone again.
 

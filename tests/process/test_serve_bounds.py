@@ -138,6 +138,17 @@ def test_a_head_that_does_not_arrive(server: Server) -> None:
     assert server.metric("muro:slow_heads_total") >= 2
 
 
+@pytest.mark.parametrize("offer", ["Upgrade: h2c", "upgrade: websocket", "UPGRADE : TLS/1.0"])
+def test_the_offer_of_another_protocol_is_ignored(server: Server, offer: str) -> None:
+    """Its body counts, which may have the same words in it; also in a later request of the connection."""
+    body = json.dumps({"prompt": "abc\r\nupgrade: h2c\r\n\r\n", "max_tokens": 2}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n{offer}\r\n"
+    with server.raw() as connection:
+        for _ in range(2):
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert answer_on(connection).startswith(b"HTTP/1.1 200")
+
+
 def test_a_second_head_that_does_not_arrive(server: Server) -> None:
     with server.raw() as caller:
         caller.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\nHos")
@@ -157,6 +168,56 @@ def test_a_body_that_does_not_arrive(server: Server) -> None:
     assert b"connection: close" in data
     assert b'"code":"slow_body"' in data
     until(lambda: server.metric("muro:held_body_bytes") == 0)
+
+
+def trickling(connection: socket.socket) -> float:
+    """Send a byte ten times a second until the connection is closed; after how many seconds it is."""
+    began = time.monotonic()
+    connection.settimeout(0.1)
+    while time.monotonic() < began + 20:
+        try:
+            if not connection.recv(65536):
+                break
+        except TimeoutError:
+            connection.sendall(b"x")
+        except OSError:
+            break
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("request_line", [b"GET /livez", b"POST /v1/models", b"GET /nothing"])
+def test_a_body_that_goes_on_after_its_answer(server: Server, request_line: bytes) -> None:
+    with server.raw() as caller:
+        caller.sendall(request_line + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        assert trickling(caller) < 5
+
+
+def test_a_body_that_goes_on_after_a_refusal(server: Server, occupied: None) -> None:
+    with ExitStack() as waiting, server.raw() as caller:
+        for _ in range(3):
+            waiting.enter_context(in_flight(server))
+        until(lambda: server.metric("muro:queued_requests") == 3)
+        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        assert answer_on(caller).startswith(b"HTTP/1.1 503")
+        assert trickling(caller) < 5
+
+
+def test_refusals_in_one_breath_leave_no_timer_behind(server: Server, occupied: None) -> None:
+    with ExitStack() as waiting, server.raw() as caller:
+        for _ in range(3):
+            waiting.enter_context(in_flight(server))
+        until(lambda: server.metric("muro:queued_requests") == 3)
+        caller.sendall(2 * b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        began, answers = time.monotonic(), b""
+        while answers.count(b"HTTP/1.1 503") < 2:
+            answers += caller.recv(65536)
+        while time.monotonic() < began + 3:  # longer than an idle connection lives, but it is not idle
+            caller.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            caller.settimeout(10)
+            assert answer_on(caller).startswith(b"HTTP/1.1 200")
+            caller.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                caller.recv(1)
 
 
 def test_an_idle_connection_is_closed_in_the_end(server: Server) -> None:

@@ -18,6 +18,8 @@ _TAIL = 2048
 """Bytes of an answer that are kept for the end: the usage, or an error."""
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 _PROMPT = re.compile(rb'"prompt_tokens": ?(\d+)')
+_ERROR = re.compile(rb'\{"error":[^\r\n]*')
+"""An error as it stands in a body, or in an event between the frames of a chunked one."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
@@ -133,5 +135,7 @@ class Connection(asyncio.Protocol):
         if error:
             answer.error = error
         elif answer.status != 200 or b'"error":' in self._tail:
-            answer.error = f"status {answer.status}: {self._tail[-500:].decode(errors='replace').strip()}"
+            found = _ERROR.search(self._tail)
+            told = found[0] if found else self._tail[-500:]
+            answer.error = f"status {answer.status}: {told.decode(errors='replace').strip()}"
         done.set_result(answer)

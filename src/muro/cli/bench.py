@@ -20,7 +20,6 @@ Examples:
     muro bench serve http://127.0.0.1:8000 --concurrency 16 --max-tokens 64
     muro bench profile http://127.0.0.1:8000 > mine.toml
     muro bench restart
-
     muro bench executor "$(muro pull demo)"
     muro bench scheduler
 """

@@ -49,7 +49,7 @@ made {public} and {SECRET_FILE} (which stays here, mode 0600)
 3. Serve:
        front-end   muro serve MODEL -dp 1 -dpl 0 -dpa ADDRESS --curve-dir {directory}
        engine      muro serve MODEL --headless -dpa ADDRESS --curve-dir {directory}
-   ADDRESS is the front-end's, in both.""")
+   ADDRESS is the front-end's, in both; --curve-dir is each machine's own.""")
 
 
 def make_app() -> typer.Typer:

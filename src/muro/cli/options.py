@@ -314,6 +314,8 @@ def engine_options(options: ServeOptions) -> dict[str, Any]:
         if (value := getattr(options, name)) is not None:
             given[name] = value
     if options.fault:
+        if options.engine != "sim":
+            raise ConfigError("--fault is the simulator's; serve that: --engine sim")
         given["fault"] = options.fault
     return given
 

@@ -101,6 +101,8 @@ async def connect_async(
 def make_config(config: ConnectConfig | None, settings: dict[str, Any]) -> ConnectConfig:
     """Settings from either a struct or single values. Raises ConfigError that names the wrong one."""
     if config is not None:
+        if not isinstance(config, ConnectConfig):
+            raise ConfigError(f"got {config!r}; give a ConnectConfig, or settings by name, as in engine='echo'")
         if settings:
             raise ConfigError(f"give either a ConnectConfig or single settings ({', '.join(settings)}), not both")
         return config

@@ -183,7 +183,7 @@ def _check_ids(prompt: list[int], bounds: Bounds) -> None:
         raise InvalidRequestError("the prompt is empty", param="prompt_token_ids")
     if min(prompt) < 0 or max(prompt) >= bounds.vocab_size:
         raise InvalidRequestError(
-            f"prompt_token_ids must lie in 0 ... {bounds.vocab_size - 1}; found {min(prompt)} ... {max(prompt)}",
+            f"token ids of the prompt must lie in 0 ... {bounds.vocab_size - 1}; found {min(prompt)} ... {max(prompt)}",
             param="prompt_token_ids",
         )
 

@@ -24,7 +24,7 @@ from muro.engine.admission import Admission
 from muro.engine.checks import check_request
 from muro.engine.endings import aborted_output, failed_output, paused_output
 from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp, Routed, StartWave, Wakeup
-from muro.engine.interface import EngineCore, EngineInfo
+from muro.engine.interface import EngineCore, EngineInfo, StepResult
 from muro.engine.operations import declared_operations, find_operation
 from muro.engine.pausing import Pause, PauseWanted, clear_caches
 from muro.engine.profiling import Profiling
@@ -162,6 +162,8 @@ class EngineHost:
             self.achieved += 1
             # Nobody waits any more for a request that failed in the step in which its abort was taken.
             return [self._end(self._forget(internal), error)] if internal in self._live else [], True
+        if not isinstance(result, StepResult):
+            raise TypeError(f"step() of the engine gave {type(result).__name__}, not a StepResult")
         self.achieved += result.prompt_tokens
         routed = self._route(result.outputs)
         return [*routed, *self._settle_pause()] if self._pause.unsettled else routed, result.executed

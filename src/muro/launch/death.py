@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from muro.errors import CrashLoopError, EngineDeadError, StartupError
+from muro.errors import LOG_FOLLOWS, ConfigError, CrashLoopError, EngineDeadError, StartupError
 from muro.launch.restart import Decision
 from muro.wire.failure import FailureRecord, describe_exit
 
@@ -46,9 +46,11 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
         return f"{end} in phase {self.phase!r} after {self.seconds:.1f} s (pid {self.pid})"
 
     def details(self) -> str:
-        """The failure that it reported, if any, and the last lines of its log."""
+        """The failure that it reported, if any, and the last lines of its log; a wrong setting says all by itself."""
         cause = f". Cause: {self.failure.kind}: {self.failure.message}" if self.failure else ""
-        log = f". Last lines of its log:\n{self.log_tail}" if self.log_tail else ". It wrote no log"
+        if self.failure is not None and self.failure.kind == ConfigError.__name__:
+            return cause
+        log = f"{LOG_FOLLOWS}\n{self.log_tail}" if self.log_tail else ". It wrote no log"
         return cause + log
 
     def startup_error(self, rank: int | None, why: str = "") -> StartupError:

@@ -2,7 +2,8 @@
 
 uvicorn has none of these bounds, and no other door for them than its protocol class: `BoundedConnection` derives from
 it and adds nothing else. Everything happens in the loop's thread. A timer runs only while there is something to wait
-for: the rest of a head that came in parts, or a reader that has left a full buffer alone.
+for: the rest of a head that came in parts, the rest of a body whose answer is out, or a reader that has left a full
+buffer alone.
 
 A connection above the bound is a *surplus* one: it is let in to ask for health, and its other requests are refused
 (see `gate`). Above `RESERVE` of those nobody is let in.
@@ -14,6 +15,7 @@ callers must cost as little as can be, for the engine needs the processor too.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +32,7 @@ SURPLUS = "muro.surplus"
 GENERATING = (b"/v1/completions", b"/v1/chat/completions")
 """Beginnings of the paths that make work."""
 
+_UPGRADE = re.compile(rb"(?i)\r\nupgrade[ \t]*:")
 _SEND_BUFFER = 256 << 10
 _TOO_SLOW = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 40\r\n"
@@ -55,6 +58,15 @@ class Connections:
         return BoundedConnection(self, **arguments)
 
 
+def _without_upgrade(data: bytes) -> bytes:
+    """A head without the offer of another protocol, which a server may ignore (RFC 9110, 7.8).
+
+    The parser ends a message at a head that has it and loses the body. Java's own client offers HTTP/2 so, always.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
+
+
 class BoundedConnection(HttpToolsProtocol):
     """See the module."""
 
@@ -63,9 +75,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._shared = shared
         self._surplus = False
         self._in_head = True
+        self._in_body = False
         self._head_bytes = 0
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -83,16 +97,19 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.open -= 1
         self._head_came()
+        self._rest_came()
         self._reader_took()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        super().data_received(data if self._in_body else _without_upgrade(data))
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too large.")
             self._await_head()
+        elif self._in_body and self._idle:
+            self._await_rest()
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -102,7 +119,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.scope[SURPLUS] = True  # type: ignore[literal-required] # an extension of ours
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         self._head_came()
         self._refused = self._refuse_at_once()
         if not self._refused:
@@ -113,10 +130,13 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._in_body = False
+        self._rest_came()
         if not self._refused:
             super().on_message_complete()
         else:
             # As after any other answer: the connection stays, for a while.
+            self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -166,6 +186,15 @@ class BoundedConnection(HttpToolsProtocol):
                 self.transport.write(_TOO_SLOW)
             self.transport.close()
 
+    def _await_rest(self) -> None:
+        if self._rest_timer is None and not self.transport.is_closing():
+            self._rest_timer = self.loop.call_later(self._shared.limits.body_timeout, self.transport.close)
+
+    def _rest_came(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
+
     def _reader_took(self) -> None:
         if self._reader_timer is not None:
             self._reader_timer.cancel()
@@ -178,7 +207,11 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def bound_buffers(listener: socket.socket, slow_reader_timeout: float) -> None:
-    """Settings that accepted connections inherit: a bounded send buffer, and an end to callers who have vanished."""
+    """Settings that accepted connections inherit: a bounded send buffer, and an end to callers who have vanished.
+
+    And what remains of them in the kernel for a minute does not keep the next server from the port.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from muro.errors import EngineDeadError, InvalidRequestError, MuroError, OverloadedError
+from muro.errors import LOG_FOLLOWS, EngineDeadError, InvalidRequestError, MuroError, OverloadedError
 from muro.wire.request import EngineCoreRequest, SamplingParams
 
 _OPTIONS = {*SamplingParams.__struct_fields__, *EngineCoreRequest.__struct_fields__}
@@ -47,7 +47,7 @@ def reply_to(err: BaseException) -> ErrorReply:
     param = (err.param or _named(err.message)) if isinstance(err, InvalidRequestError) else None
     again = err.retry_after if isinstance(err, OverloadedError | EngineDeadError) else None
     headers = {} if again is None else {"retry-after": str(max(1, math.ceil(again)))}
-    return reply(err.status, _shown(err), code=err.code, param=param, headers=headers)
+    return reply(err.status, without_log(err.message), code=err.code, param=param, headers=headers)
 
 
 def _named(message: str) -> str | None:
@@ -56,11 +56,10 @@ def _named(message: str) -> str | None:
     return word if word in _OPTIONS else None
 
 
-def _shown(err: MuroError) -> str:
-    """The message for a caller: the cause of a death, but not the log lines that end it, which name files and data."""
-    if not isinstance(err, EngineDeadError) or not err.log_tail or not err.message.endswith(err.log_tail):
-        return err.message
-    return f"{err.message.removesuffix(err.log_tail).rstrip()} see the server's log"
+def without_log(message: str) -> str:
+    """What anybody may read: a death and its cause, but no log lines, which name files and data."""
+    told, found, _ = message.partition(LOG_FOLLOWS)
+    return f"{told}. Its last lines are in the server's log" if found else message
 
 
 def reply(

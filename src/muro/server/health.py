@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from muro.clients.interface import EngineStatus
+from muro.server.errors import without_log
 from muro.server.probe import Probed
 from muro.server.service import Service
 
@@ -77,11 +78,11 @@ def engine_health(status: EngineStatus, now_ns: int) -> EngineHealth:
         uptime=status.uptime,
         restarts=status.restarts,
         in_flight=status.in_flight,
-        error=status.error or None,
+        error=without_log(status.error) or None,
     )
     page = status.progress
     if page is not None:
-        found.phase, found.percent = page.phase, page.percent
+        found.phase, found.percent = page.phase, 100.0 if status.state == "serving" else page.percent
         found.steps = page.steps_ended
         found.last_step_age = _age(page.step_ended_ns, now_ns)
         found.step_age = _age(page.step_started_ns, now_ns) if page.stepping else None

@@ -5,12 +5,13 @@ So an answer is at most as old as the loop was busy, says how old it is, and cos
 
 - What is shared is one immutable `Told`, replaced as a whole.
 - A loop that has not turned for `STUCK` seconds is dead for its callers: then `/livez` turns bad, too.
-- At most `MOST` callers at once, each for `PATIENCE` seconds; more are closed.
+- At most `MOST` callers at once, each for `PATIENCE` seconds in all, however it spends them; more are closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import socket
 import sys
@@ -63,6 +64,7 @@ class HealthPort:
     def open(self) -> HealthPort:
         """Begin to answer; until `keep` is called, that the server is starting."""
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # see `lifespan.bind`
         self._listener.listen(128)
         self._server = _Server(self._listener, self.answer)
         self._thread = threading.Thread(target=self._server.serve_forever, name="muro-health", daemon=True)
@@ -102,7 +104,7 @@ class HealthPort:
         age = max(0.0, self._clock() - told.at)
         stuck = self._keeping is not None and age > STUCK
         reason = f"the server has been busy with something else for {age:.0f} s" if stuck else told.reason
-        match path:
+        match path.partition("?")[0]:
             case "/livez":
                 reason = reason if stuck else None
             case "/health" if not stuck:
@@ -125,26 +127,38 @@ class _Server(http.server.ThreadingHTTPServer):
         self.socket.close()
         self.socket = listener
         self.answer = answer
-        self._places = threading.BoundedSemaphore(MOST)
+        self._until: dict[socket.socket, float] = {}
+        """The callers that are inside, and when each has to be gone."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if len(self._until) >= MOST:
             self.shutdown_request(request)
+            return
+        self._until[request] = time.monotonic() + PATIENCE
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there can be no more threads
+            del self._until[request]
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            del self._until[request]
+
+    def service_actions(self) -> None:
+        """Wake the threads of callers whose time is up (called at least twice a second)."""
+        now = time.monotonic()
+        for caller in [caller for caller, until in self._until.copy().items() if until <= now]:
+            with contextlib.suppress(OSError):  # it has just left
+                caller.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A caller that went away is no news."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = PATIENCE
     server: _Server
 
     def do_GET(self) -> None:
@@ -156,7 +170,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             f"content-length: {len(body)}\r\nage: {age:.0f}\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"
         )
         self.close_connection = True
-        self.wfile.write(head.encode() + body)
+        self.wfile.write(head.encode() + (body if self.command == "GET" else b""))
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: a probe every second is no news."""

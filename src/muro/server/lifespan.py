@@ -80,15 +80,25 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A bound TCP socket that does not listen yet. Raises ConfigError, which names the flag for another port."""
+    """A bound TCP socket that does not listen yet. Raises ConfigError, which names the flag for another port.
+
+    It has the port for itself: with SO_REUSEADDR another process could bind it as well for as long as neither listens,
+    and would find out only after its model has been loaded. So that comes later (`bound_buffers`), unless what stands
+    in the way may be the old connections of a server that has ended.
+    """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot serve on host {host!r}, port {port}: {error}") from error
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
     except OSError as error:
         listener.close()
         remedy = "another address: --host" if error.errno == errno.EADDRNOTAVAIL else f"another port: {flag}"
@@ -249,6 +259,8 @@ async def _until_over(service: Service, stops: StopRequests, config: ServerConfi
         while not stopping.done():
             if _dead(service.llm):
                 errors = [status.error for status in service.llm.engines() if status.error]
+                if _exit_code(service.llm) is ExitCode.CRASH_LOOP:  # each death was logged where it was noticed
+                    errors = ["no engine is left, and none is started again; the server ends"]
                 log.error("%s", errors[0] if errors else "the engine has died")
                 await asyncio.wait({stopping}, timeout=config.death_notice)
                 return

@@ -41,9 +41,14 @@ def tls_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | N
 async def listening(
     app: App, connections: Connections, listener: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Answer HTTP meanwhile."""
+    """Answer HTTP meanwhile. Raises ConfigError if somebody else listens there by now."""
     limits = connections.limits
     bound_buffers(listener, limits.slow_reader_timeout)
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise ConfigError(f"cannot serve on {host} port {port}: {error.strerror}; another port: --port") from error
     config = uvicorn.Config(
         app,
         http=cast(Any, connections.protocol),

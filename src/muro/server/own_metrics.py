@@ -36,7 +36,7 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineHealth], float | None]], .
     ("engine_last_step_age_seconds", "Since the engine's last step ended.", lambda e: e.last_step_age),
     ("engine_step_age_seconds", "Since the step under way began; 0 between steps.", lambda e: e.step_age or 0),
     ("engine_steps", "Steps that it has ended since it was started.", lambda e: e.steps),
-    ("engine_loading_percent", "How far its present phase is.", lambda e: e.percent),
+    ("engine_loading_percent", "How far its loading is; 100 once it serves.", lambda e: e.percent),
 )
 
 

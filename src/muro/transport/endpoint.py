@@ -126,8 +126,9 @@ def check_clear(address: str, insecure: bool) -> None:
     if is_loopback(parse_address(address)):
         return
     if not insecure:
+        shown = address.removesuffix(":0")  # any port: none is worth telling
         raise ConfigError(
-            f"{address} is not on this machine only, and in the clear whoever reaches it could take part. Use keys: "
+            f"{shown} is not on this machine only, and in the clear whoever reaches it could take part. Use keys: "
             "`muro keys new DIR` on both sides, then --curve-dir DIR (curve_dir); or, on a network that you trust, and "
             "for peers other than muro, ask for it: --insecure-tcp (insecure_tcp)"
         )

@@ -151,7 +151,7 @@ def test_when_it_is_wanted_it_warns(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"curve_dir": "/nowhere"}, "host is not set"),
+        ({"curve_dir": "/nowhere"}, "all are started here"),
         ({"insecure_tcp": True}, "--data-parallel-size-local"),
         ({"host": "127.0.0.1", "curve_dir": "/nowhere"}, "muro keys new /nowhere"),
         ({"host": "127.0.0.1", "curve_dir": "/nowhere", "insecure_tcp": True}, "exclude each other"),

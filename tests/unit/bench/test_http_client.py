@@ -57,6 +57,14 @@ def test_an_error_is_told() -> None:
     assert "no" in answer.error
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_an_error_event_is_told_without_the_frames_around_it(size: int) -> None:
+    events = (EVENTS[0], b'data: {"error":{"message":"no"}}\n\n', b"data: [DONE]\n\n")
+    body = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events) + b"0\r\n\r\n"
+    answer, _ = answer_to(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body, size)
+    assert answer.error == 'status 200: {"error":{"message":"no"}}'
+
+
 def test_a_connection_that_breaks_off() -> None:
     answer, _ = answer_to(STREAMED[:-30], 1000, lost=True)
     assert "closed" in answer.error

@@ -35,7 +35,9 @@ def test_a_field_is_a_flag_with_its_default_and_its_help() -> None:
 def test_options_of_the_engine() -> None:
     options = ServeOptions(engine_option=["step-ms=20", "path=a=b"], max_num_seqs=4)
     assert engine_options(options) == {"step_ms": "20", "path": "a=b", "max_num_seqs": 4}
-    assert engine_options(ServeOptions(fault=["hang"])) == {"fault": ["hang"]}
+    assert engine_options(ServeOptions(engine="sim", fault=["hang"])) == {"fault": ["hang"]}
+    with pytest.raises(ConfigError, match="--engine sim"):
+        engine_options(ServeOptions(engine="echo", fault=["hang"]))
     given = ServeOptions(scheduling_policy="priority", enable_prefix_caching=False, async_scheduling=True)
     wanted = {"scheduling_policy": "priority", "enable_prefix_caching": False, "async_scheduling": True}
     assert engine_options(given) == wanted

@@ -22,6 +22,12 @@ def test_a_struct_is_taken_as_it_is() -> None:
         make_config(config, {"num_engines": 2})
 
 
+def test_a_name_in_place_of_the_struct_is_told_how_to_be_given() -> None:
+    wrong: Any = "echo"
+    with pytest.raises(ConfigError, match="'echo'; give a ConnectConfig, or settings by name"):
+        make_config(wrong, {})
+
+
 def test_a_factory_goes_by_its_importable_name() -> None:
     assert make_config(None, {"engine": EchoEngine}).engine.engine == "muro.engines.echo:EchoEngine"
 

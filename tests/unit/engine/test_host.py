@@ -145,6 +145,15 @@ def test_what_a_step_raises_ends_the_engine(harness: StepHarness, engine: Script
         harness.step()
 
 
+def test_a_step_that_gives_something_else_is_told_so(
+    harness: StepHarness, engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.submit(generate_request("a"))
+    monkeypatch.setattr(engine, "step", lambda _take_aborts: [])
+    with pytest.raises(TypeError, match="gave list, not a StepResult"):
+        harness.step()
+
+
 def test_an_error_that_names_a_request_nobody_knows_ends_the_engine(harness: StepHarness, engine: Scripted) -> None:
     harness.submit(generate_request("a"))
     engine.fail_step = RequestFailedError("?", request_id="b")

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from muro.errors import ConfigError
 from muro.launch.death import UNKNOWN_STATUS, Death
 from muro.wire.failure import FailureRecord
 
@@ -54,6 +55,13 @@ def test_how(status: int | None, words: str) -> None:
 
 def test_no_log_is_said_too() -> None:
     assert str(death(log_tail="").startup_error(0)).endswith("It wrote no log")
+
+
+def test_a_wrong_setting_is_told_once() -> None:
+    """The log has the same sentence."""
+    failure = FailureRecord.of("loading", ConfigError("there is no option 'x'"))
+    message = str(death(failure=failure).startup_error(0))
+    assert message.endswith("Cause: ConfigError: there is no option 'x'")
 
 
 def test_another_reason_replaces_the_ending() -> None:

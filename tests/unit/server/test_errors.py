@@ -72,7 +72,18 @@ def test_log_lines_of_an_engine_are_not_shown() -> None:
     answer = reply_to(err)
     assert answer.status == 503
     assert "secret" not in msgspec.json.encode(answer.body).decode()
-    assert answer.body.error.message.endswith("Cause: OSError: no gpu. Last lines of its log: see the server's log")
+    assert answer.body.error.message.endswith("Cause: OSError: no gpu. Its last lines are in the server's log")
+
+
+def test_nor_if_the_death_is_told_within_another_error() -> None:
+    failure = FailureRecord(phase="serving", kind="OSError", message="no gpu")
+    death = Death(
+        name="engine 0", pid=7, status=10, phase="serving", seconds=1.0, failure=failure, log_tail="secret\nlines"
+    )
+    err = errors.RequestFailedError(f"it is not tried again. {death.dead_error(rank=0, generation=0).message}")
+    message = reply_to(err).body.error.message
+    assert "no gpu" in message
+    assert "secret" not in message
 
 
 @pytest.mark.parametrize(

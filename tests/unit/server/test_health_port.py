@@ -1,6 +1,7 @@
 """Health on a port of its own: what is told, how old it may be, and that few callers are answered at once."""
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -100,6 +101,9 @@ def test_a_loop_that_does_not_turn_is_dead(door: HealthPort, clock: Clock) -> No
 def test_other_paths_and_methods(door: HealthPort) -> None:
     assert get(door, "/metrics").status_code == 404
     assert httpx.post(door.url + "/livez").status_code == 501
+    assert get(door, "/livez?verbose").status_code == 200
+    head = httpx.head(door.url + "/readyz")
+    assert (head.status_code, head.content) == (503, b"")
 
 
 def test_silent_callers_take_only_so_many_places_and_for_a_moment(door: HealthPort) -> None:
@@ -121,6 +125,29 @@ def test_silent_callers_take_only_so_many_places_and_for_a_moment(door: HealthPo
     finally:
         for connection in silent:
             connection.close()
+
+
+def test_callers_who_dribble_lose_their_places_too(door: HealthPort) -> None:
+    host, port = door.url.removeprefix("http://").split(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(MOST)]
+    try:
+        for caller in slow:
+            caller.sendall(b"GET /livez HTTP/1.1\r\nname: ")
+
+        def answered() -> bool:
+            for caller in slow:
+                with contextlib.suppress(OSError):
+                    caller.sendall(b"x")
+            try:
+                return get(door, "/livez").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(lambda: not answered(), what="all places are taken")
+        until(answered, within=10, what="the slow ones have lost theirs")
+    finally:
+        for caller in slow:
+            caller.close()
 
 
 def test_it_is_closed_with_its_thread_whoever_is_inside(clock: Clock) -> None:

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -14,6 +15,7 @@ from muro.transport.endpoint import (
     PATH_LIMIT,
     Endpoint,
     EndpointDirectory,
+    check_clear,
     ipc_endpoint,
     parse_address,
     remove_stale,
@@ -275,3 +277,9 @@ def test_a_forked_copy_removes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.undo()
     assert os.path.isdir(path)
     assert remove_stale(str(tmp_path)) == [path]
+
+
+@pytest.mark.parametrize("address", ["tcp://10.1.2.3:0", "tcp://10.1.2.3:29550"])
+def test_other_machines_in_the_clear_are_refused_by_their_address(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(address.removesuffix(':0'))} is not on this machine only"):
+        check_clear(address, False)

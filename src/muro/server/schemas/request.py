@@ -192,6 +192,8 @@ def decode_request(body: bytes, kind: type[R]) -> R:
         InvalidRequestError: no JSON object, or an option of a wrong type or out of range; `param` names it.
         UnsupportedOptionError: an option that is not served; `param` names it.
     """
+    if not body:
+        raise InvalidRequestError("the body is empty; it must be a JSON object")
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as err:

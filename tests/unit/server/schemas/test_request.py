@@ -28,6 +28,12 @@ def decode(kind: type[GenerationOptions], **options: Any) -> Any:
 
 
 @both
+def test_an_empty_body_is_told_as_such(kind: type[GenerationOptions]) -> None:
+    with pytest.raises(InvalidRequestError, match="the body is empty"):
+        decode_request(b"", kind)
+
+
+@both
 def test_all_options_of_the_sampler_arrive(kind: type[GenerationOptions]) -> None:
     options: dict[str, Any] = {
         "n": 3,
