@@ -45,6 +45,15 @@ def test_what_overflows_the_stack_is_refused(trials: Trials) -> None:
     trials(GrammarSpec("regex", "a"))
 
 
+def test_a_process_that_was_killed_meanwhile_costs_nothing(trials: Trials) -> None:
+    trials(GrammarSpec("regex", "a"))
+    (process,) = trials._idle
+    process._child.kill()
+    process._child.wait()
+    trials(GrammarSpec("regex", "a"))
+    assert trials._idle[0] is not process
+
+
 def test_processes_end_when_it_is_closed(trials: Trials) -> None:
     trials(GrammarSpec("regex", "a"))
     (process,) = trials._idle

@@ -49,10 +49,7 @@ class Trials:
             InvalidRequestError: it does not.
             RequestFailedError: no process can be started.
         """
-        with self._lock:
-            process = self._idle.pop() if self._idle else None
-        if process is None:
-            process = _Process()
+        process = self._take() or _Process()
         why = process.try_out(spec, self._time_limit)
         with self._lock:
             if why is None and not self._closed:
@@ -61,6 +58,17 @@ class Trials:
         process.end()
         if why is not None:
             raise InvalidRequestError(f"{PARAM}: the grammar {why}", param=PARAM)
+
+    def _take(self) -> _Process | None:
+        """A process that waits for work and lives; one may have been killed from outside."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                process = self._idle.pop()
+            if process.lives:
+                return process
+            process.end()
 
     def close(self) -> None:
         """End the processes; one at work ends after its grammar."""
@@ -85,6 +93,10 @@ class _Process:
             self.end()
             raise RequestFailedError("the process that compiles grammars on trial does not come up")
 
+    @property
+    def lives(self) -> bool:
+        return self._child.poll() is None
+
     def try_out(self, spec: GrammarSpec, limit: float) -> str | None:
         """Compile; gives what became of the process, if it is of no more use."""
         if self._child.stdin is None:
@@ -96,7 +108,7 @@ class _Process:
             return "could not be tried"
         if self._answered(limit):
             return None
-        if self._child.poll() is None:
+        if self.lives:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(0.2)  # it may just be ending
         code = self._child.poll()
