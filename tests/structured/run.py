@@ -90,8 +90,12 @@ async def _ask(
         "max_tokens": plan.max_tokens,
         "temperature": 0.7 if number % 2 else 0.0,
         "seed": number,
-        # Without this, small models go on with properties of their own until the limit.
-        "structured_outputs": {"json": example.schema, "disable_additional_properties": True},
+        # Without these, small models go on with properties of their own, or with white space, until the limit.
+        "structured_outputs": {
+            "json": example.schema,
+            "disable_additional_properties": True,
+            "whitespace_pattern": " ",
+        },
     }
     async with turns:
         begun = time.monotonic()
