@@ -15,10 +15,10 @@ BIN := $(VENV)/bin
 SERVE := $(VENV)/.installed-serve
 TEST := $(VENV)/.installed-test
 FUZZ := $(VENV)/.installed-fuzz
-# Real foreign peers and the long fault runs have targets of their own.
+# Real foreign peers and the long runs have targets of their own.
 SUITE := tests --ignore=tests/interop --ignore=tests/chaos
 
-.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz chaos soak smoke-interop clean
+.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz chaos soak structured smoke-interop clean
 
 help:
 	@echo "make serve          serve the demo model on http://$(HOST):$(PORT)   (MODEL= HOST= PORT= ARGS=)"
@@ -32,6 +32,7 @@ help:
 	@echo "make fuzz           bytes for every decoder, walks through the state machines (ARGS=\"--seconds 600\")"
 	@echo "make chaos          a server under random faults, every request accounted for (ARGS=\"--seconds 300 --seed 7\")"
 	@echo "make soak           the same for an hour; nothing may grow"
+	@echo "make structured     answers in JSON by the schemas of a public suite, beside hostile grammars"
 	@echo "make smoke-interop  real foreign peers (downloads them)"
 	@echo "make clean          remove caches and build products; $(VENV) stays"
 
@@ -79,6 +80,9 @@ chaos: $(TEST)
 soak: $(TEST)
 	@$(BIN)/python -m tests.chaos --seconds 3600 --growth $(ARGS)
 
+structured: $(TEST)
+	@$(BIN)/python -m tests.structured $(ARGS)
+
 smoke-interop: $(TEST)
 	@$(BIN)/pytest tests/interop $(ARGS)
 
@@ -96,7 +100,7 @@ $(BIN)/pip:
 	echo "muro needs Python 3.11 or newer and found none; name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1
 
 $(SERVE): pyproject.toml | $(BIN)/pip
-	@$(BIN)/python scripts/install.py serve,openvino,bench
+	@$(BIN)/python scripts/install.py serve,openvino,structured,bench
 	@touch $@
 
 # The test extras contain the serving ones.

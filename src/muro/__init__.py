@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from muro.llm.offline import LLM
     from muro.llm.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
     from muro.wire.output import EngineCoreOutput, FinishReason
-    from muro.wire.request import EngineCoreRequest, PoolingParams, SamplingParams
+    from muro.wire.request import EngineCoreRequest, PoolingParams, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -64,6 +64,7 @@ __all__ = [
     "SamplingParams",
     "StartupError",
     "StepResult",
+    "StructuredOutputsParams",
     "SyncMPClient",
     "connect",
     "connect_async",
@@ -86,7 +87,7 @@ _HOME = {
     "muro.llm.offline": "LLM",
     "muro.llm.outputs": "CompletionOutput EmbeddingRequestOutput RequestOutput",
     "muro.wire.output": "EngineCoreOutput FinishReason",
-    "muro.wire.request": "EngineCoreRequest PoolingParams SamplingParams",
+    "muro.wire.request": "EngineCoreRequest PoolingParams SamplingParams StructuredOutputsParams",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 

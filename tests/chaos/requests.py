@@ -44,7 +44,7 @@ _BAD: tuple[dict[str, Any] | bytes, ...] = (
     b"\xff\xfe",
     {"prompt": "abc", "max_tokens": -1},
     {"prompt": "abc", "max_tokens": 2**70},
-    {"prompt": "abc", "logit_bias": {"1": 2}},
+    {"prompt": "abc", "logit_bias": {"no number": 2}},
     {"prompt": "abc", "model": "another"},
     {"prompt": [], "max_tokens": 1},
     {"prompt": "abc", "seed": 2**65},

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from muro.core.grammar.spec import GrammarSpec, grammar_spec
 from muro.engines.trial import Trials
-from muro.errors import InvalidRequestError
+from muro.errors import InvalidRequestError, RequestFailedError
 from muro.wire.request import StructuredOutputsParams
+from tests.support.deadline import until
 
 CHAIN = {f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(960)}
 HANGS = GrammarSpec("grammar", "start: A\nA: " + " & ".join(f"/.*x{i}.*/" for i in range(32)))
@@ -45,8 +47,30 @@ def test_what_overflows_the_stack_is_refused(trials: Trials) -> None:
     trials(GrammarSpec("regex", "a"))
 
 
+def test_a_process_that_was_killed_meanwhile_costs_nothing(trials: Trials) -> None:
+    trials(GrammarSpec("regex", "a"))
+    (process,) = trials._idle
+    process._child.kill()
+    process._child.wait()
+    trials(GrammarSpec("regex", "a"))
+    assert trials._idle[0] is not process
+
+
 def test_processes_end_when_it_is_closed(trials: Trials) -> None:
     trials(GrammarSpec("regex", "a"))
     (process,) = trials._idle
     trials.close()
     assert process._child.returncode is not None
+
+
+def test_closing_ends_a_process_at_work(trials: Trials) -> None:
+    trials(GrammarSpec("regex", "a"))
+    patient = Trials(time_limit=60.0)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(patient, HANGS)
+        until(lambda: [p for p in patient._busy if p._ready])
+        patient.close()
+        with pytest.raises(RequestFailedError, match="ends"):
+            call.result(10)
+    with pytest.raises(RequestFailedError, match="ends"):
+        patient(HANGS)

@@ -90,7 +90,8 @@ class Profiling:
             profile.dump_stats(path)
         except OSError as error:
             raise CallFailedError(f"the profile cannot be written: {error}") from error
-        log.info("profile of the loop: %s (python -m pstats reads it)", path)
+        # A warning, so that it is seen at the level that servers have: it is the only answer.
+        log.warning("profile of the loop: %s (python -m pstats reads it)", path)
 
 
 def _free(directory: Path, stem: str) -> Path:

@@ -40,6 +40,7 @@ class Trials:
         self._time_limit = time_limit
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
+        self._busy: set[_Process] = set()
         self._closed = False
 
     def __call__(self, spec: GrammarSpec) -> None:
@@ -47,43 +48,72 @@ class Trials:
 
         Raises:
             InvalidRequestError: it does not.
-            RequestFailedError: no process can be started.
+            RequestFailedError: no process can be started, or this is closed.
         """
-        with self._lock:
-            process = self._idle.pop() if self._idle else None
-        if process is None:
-            process = _Process()
-        why = process.try_out(spec, self._time_limit)
-        with self._lock:
-            if why is None and not self._closed:
-                self._idle.append(process)
-                return
-        process.end()
+        process = self._take()
+        why: str | None = "was not tried"
+        try:
+            process.wait_ready()
+            why = process.try_out(spec, self._time_limit)
+        finally:
+            with self._lock:
+                self._busy.discard(process)
+                closed = self._closed
+                if why is None and not closed:
+                    self._idle.append(process)
+            if why is not None or closed:
+                process.end()
+        if closed:
+            raise RequestFailedError("the engine ends")
         if why is not None:
             raise InvalidRequestError(f"{PARAM}: the grammar {why}", param=PARAM)
 
     def close(self) -> None:
-        """End the processes; one at work ends after its grammar."""
+        """End the processes, also those at work."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for process in idle:
+            processes = [*self._idle, *self._busy]
+            self._idle.clear()
+        for process in processes:
             process.end()
+
+    def _take(self) -> _Process:
+        """A process that lives; one that waits for work may have been killed from outside."""
+        with self._lock:
+            if self._closed:
+                raise RequestFailedError("the engine ends")
+            while self._idle and not self._idle[-1].lives:
+                self._idle.pop().end()
+            process = self._idle.pop() if self._idle else _start()
+            self._busy.add(process)
+            return process
+
+
+def _start() -> _Process:
+    """Start a process. Raises RequestFailedError."""
+    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path)]
+    try:
+        return _Process(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    except OSError as error:
+        raise RequestFailedError(f"no process can be started to compile a grammar in: {error}") from None
 
 
 class _Process:
-    """A process that compiles. Raises RequestFailedError if it does not come up."""
+    """A process that compiles, once it is ready. `end` may come from any thread at any time."""
 
-    def __init__(self) -> None:
-        try:
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-        except OSError as error:
-            raise RequestFailedError(f"no process can be started to compile a grammar in: {error}") from None
-        if not self._answered(START_LIMIT):
-            self.end()
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+        self._ready = False
+
+    def wait_ready(self) -> None:
+        """Wait until it has come up. Raises RequestFailedError if it does not."""
+        self._ready = self._ready or self._answered(START_LIMIT)
+        if not self._ready:
             raise RequestFailedError("the process that compiles grammars on trial does not come up")
+
+    @property
+    def lives(self) -> bool:
+        return self._child.poll() is None
 
     def try_out(self, spec: GrammarSpec, limit: float) -> str | None:
         """Compile; gives what became of the process, if it is of no more use."""
@@ -92,11 +122,11 @@ class _Process:
         try:
             self._child.stdin.write(msgspec.json.encode(spec) + b"\n")
             self._child.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):
             return "could not be tried"
         if self._answered(limit):
             return None
-        if self._child.poll() is None:
+        if self.lives:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(0.2)  # it may just be ending
         code = self._child.poll()
@@ -115,12 +145,15 @@ class _Process:
         out = self._child.stdout
         if out is None:
             return False
-        poll = select.poll()
-        poll.register(out, select.POLLIN)
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            if poll.poll(1000 * left):
-                return bool(out.read(1))
+        try:
+            poll = select.poll()
+            poll.register(out, select.POLLIN)
+            while (left := until - time.monotonic()) > 0:
+                if poll.poll(1000 * left):
+                    return bool(out.read(1))
+        except (OSError, ValueError):  # it was ended meanwhile
+            return False
         return False
 
 

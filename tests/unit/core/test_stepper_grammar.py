@@ -143,7 +143,7 @@ def test_resumed_tokens_that_do_not_follow_the_grammar_are_an_error() -> None:
     assert params.structured_outputs is not None
     with engine_with_grammars([params.structured_outputs]) as engine:
         (output,) = drive(engine, [Case([1, ord("q")], params)])["0"]
-    assert output.error is not None and "does not allow the token 113" in output.error.message
+    assert output.error is not None and "ends before the token 113" in output.error.message
 
 
 def test_thinking_comes_before_the_structure() -> None:

@@ -41,7 +41,12 @@ def test_it_shows_what_ran_in_between(profiling: Profiling, tmp_path: Path, capl
 
 def test_the_calls_of_all_releases(profiling: Profiling, tmp_path: Path) -> None:
     run = declared_operations(profiling)["profile"].run
-    for start, stop in [([True], [False]), ([True, None], [False, None]), ([True, "p", 0, None, {}], [False, "p"])]:
+    pairs: list[tuple[list[Any], list[Any]]] = [
+        ([True], [False]),
+        ([True, None], [False, None]),
+        ([True, "p", 0, None, {}], [False, "p"]),
+    ]
+    for start, stop in pairs:
         assert run(start) is run(stop) is None
     assert len(list((tmp_path / "profiles").iterdir())) == 3
 

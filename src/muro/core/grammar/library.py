@@ -152,7 +152,7 @@ class LibraryMatcher:
 
     def consume(self, token_id: int) -> None:
         if not guarded(self._inner.consume_token, token_id):
-            raise RequestFailedError(f"the grammar does not allow the token {token_id}: {_short(self._error())}")
+            raise RequestFailedError(f"the grammar ends before the token {token_id}: {_short(self._error())}")
 
     def fill(self, mask: Mask) -> None:
         if guarded(self._inner.is_stopped):
