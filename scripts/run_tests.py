@@ -30,9 +30,10 @@ def groups() -> list[list[Path]]:
     early = [path for path in processes if path.name < "test_r"]
     late = [path for path in processes if path not in early]
     return [
-        [TESTS / "process" / "cases", TESTS / "contract", TESTS / "unit"],
+        [TESTS / "process" / "cases", TESTS / "contract"],
         [TESTS / "api", *early],
         late,
+        [TESTS / "unit"],
     ]
 
 
