@@ -1,7 +1,9 @@
 """The demo model behind HTTP, asked by the official client."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -84,3 +86,42 @@ def test_what_is_written_scores_as_it_was_written(server: Server) -> None:
     again = scored["logprobs"]["token_logprobs"][len(tokens) :]
     assert again == pytest.approx(said["token_logprobs"], abs=0.1)
     assert scored["logprobs"]["text_offset"][len(tokens)] == len(prompt)
+
+
+TEMPLATE = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if tools %}Tools: {{ tools | tojson }}
+{% endif %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""The model's own, but for a system message that it adds, and the tools, which its own does not know."""
+
+
+def test_calls_that_must_be_made_fit_their_tool(tmp_path: Path) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"$ref": "#/$defs/Unit"}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+        "$defs": {"Unit": {"enum": ["C", "F"]}},
+    }
+    question = [{"role": "user", "content": "How is the weather in Paris?"}]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    asked: Any = {"model": "", "messages": question, "tools": tools, "temperature": 0, "max_tokens": 100}
+    asked["parallel_tool_calls"] = False
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    with Server(str(pull("demo", home())), "--chat-template", str(template)) as server:
+        base_url = f"{server.ready(within=300).url}/v1"
+        with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+                (whole,) = client.chat.completions.create(**asked, tool_choice=choice).choices
+                stream = client.chat.completions.create(**asked, tool_choice=choice, stream=True)
+                chunks = [chunk.choices[0] for chunk in stream]
+                calls = [call.function for chunk in chunks for call in chunk.delta.tool_calls or [] if call.function]
+                assert [call.name for call in calls if call.name] == ["weather"]
+                text = "".join(call.arguments or "" for call in calls)
+                assert [call.function.arguments for call in whole.message.tool_calls or []] == [text]
+                assert whole.finish_reason == chunks[-1].finish_reason == "tool_calls"
+                arguments = json.loads(text)
+                assert set(arguments) == {"city", "unit"} and arguments["unit"] in ("C", "F")

@@ -44,8 +44,12 @@ class ChatCompletionRequest(GenerationOptions, kw_only=True):
     def structure(self) -> Structure | None:
         """See `GenerationOptions`: a call that must be made is held to the schema of its tool."""
         schema = forced_schema(self.tools, self.tool_choice, several=self.parallel_tool_calls)
+        asked = super().structure()
         if schema is None:
-            return super().structure()
+            return asked
+        if asked is not None:
+            what = f"{asked.option} and this tool_choice both ask for a structure; give one of them"
+            raise InvalidRequestError(what, param=asked.option)
         return Structure("tool_choice", StructuredOutputsParams(json=schema))
 
     @property

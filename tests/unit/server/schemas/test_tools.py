@@ -44,6 +44,12 @@ def test_required_asks_for_a_list_of_calls() -> None:
         schema("required", tool("a", parameters=CITY), tool("b", parameters=other))
 
 
+def test_an_answer_is_not_held_to_two_things() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        schema("required", tool("time"), response_format={"type": "json_object"})
+    assert caught.value.param == "response_format"
+
+
 @pytest.mark.parametrize("choice", ["auto", "none"])
 def test_otherwise_it_is_up_to_the_model(choice: str) -> None:
     assert schema(choice, tool("time")) is None
