@@ -53,6 +53,7 @@ samplings = st.builds(
 )
 
 
+@pytest.mark.timeout(600)
 @given(sampling=samplings, prompt=st.lists(tokens, min_size=1, max_size=8), prompt_logprobs=st.sampled_from([None, 1]))
 @settings(max_examples=count(8, 300), deadline=None)
 def test_cut_at_every_position_it_reads_the_same(
