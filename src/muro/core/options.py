@@ -53,6 +53,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return start, _numbers("thinking_end_token_ids", self.thinking_end_token_ids)
 
 
+def scheduler_config(options: msgspec.Struct, **given: int) -> SchedulerConfig:
+    """What of an engine's options is for the scheduler, by name; `given` goes before them. Raises ConfigError."""
+    named = {name: getattr(options, name) for name in SchedulerConfig.__struct_fields__}
+    return SchedulerConfig(**(named | given))
+
+
 def _numbers(name: str, ids: TokenIds) -> tuple[int, ...]:
     try:
         return tuple(int(text) for text in ids.split(",") if text.strip()) if isinstance(ids, str) else ids

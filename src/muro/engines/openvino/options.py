@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from muro.core.options import SchedulerConfig, SchedulingPolicy, TokenIds
+from muro.core.options import SchedulerConfig, SchedulingPolicy, TokenIds, scheduler_config
 from muro.errors import ConfigError
 
 
@@ -53,13 +53,4 @@ class OpenVINOOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def scheduler(self) -> SchedulerConfig:
         """What of this is for the scheduler."""
-        return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            scheduling_policy=self.scheduling_policy,
-            enable_prefix_caching=self.enable_prefix_caching,
-            async_scheduling=self.async_scheduling,
-            max_logprobs=self.max_logprobs,
-            thinking_start_token_ids=self.thinking_start_token_ids,
-            thinking_end_token_ids=self.thinking_end_token_ids,
-        )
+        return scheduler_config(self)
