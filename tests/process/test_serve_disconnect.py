@@ -23,7 +23,7 @@ from muro.server.lifespan import ServerConfig, StopRequests, bind, serve, url_of
 from muro.server.service import Service
 from muro.wire.failure import ExitCode
 from muro.wire.request import SamplingParams
-from tests.support.counts import count
+from tests.support.counts import FULL, count
 from tests.support.deadline import until_async
 
 # The echo engine lays out all tokens at the start: many more would keep it busy with that alone.
@@ -290,6 +290,6 @@ def test_what_is_far_too_long_holds_nobody_up() -> None:
             for body in bodies:
                 answer, _ = await here.send(body)
                 assert (await answer.readline()).split()[1] in (b"400", b"413")
-            assert max(await watching) < 0.25  # 0.1 s, and what a busy machine adds
+            assert max(await watching) < (0.25 if FULL else 1.0)  # 0.1 s, and what a busy machine adds
 
     asyncio.run(test())

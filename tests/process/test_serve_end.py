@@ -94,7 +94,7 @@ def test_a_stop_right_after_a_death_is_no_clean_end() -> None:
 
 
 @pytest.mark.cases
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_asked_to_stop_with_nothing_to_do(number: signal.Signals) -> None:
     """FC-28: exit 0, quickly, and not a word of an error."""
     with Server("--engine", "echo") as server:
@@ -171,7 +171,7 @@ def test_further_signals_cut_nothing_short() -> None:
 
 
 @pytest.mark.cases
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_stopped_while_it_starts(number: signal.Signals) -> None:
     """FC-30: the tree is gone and the status says that somebody asked for it."""
     with Server("--engine", "faulty", "--engine-option", "fault=loading:hang") as server:

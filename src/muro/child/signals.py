@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as facts: counted and a wake-up given, nothing else, until somebody insists.
+"""SIGTERM, SIGINT and SIGHUP as facts: counted and a wake-up given, nothing else, until somebody insists.
 
 What a signal means is decided by the loop that is woken. It is counted by a thread of its own that reads Python's
 wake-up pipe, and not by a handler: handlers run in the main thread, which may sit in a lock, and the kernel may
@@ -7,9 +7,10 @@ then hear of it only when something else wakes it.
 
 Invariants:
 - Only the main thread installs and restores (Python allows no other).
-- From `install` to `restore` no signal of the two cuts anything short, not even clean-up, but the `FORCE_AFTER`th:
+- From `install` to `restore` none of these signals cuts anything short, not even clean-up, but the `FORCE_AFTER`th:
   it ends the process at once with 128 + its number.
-- A process that is forked meanwhile is rid of all this: the two signals do what they do by default there.
+- A process that is forked meanwhile is rid of all this: the signals do what they do by default there.
+- A SIGHUP that is ignored, as under nohup, stays ignored.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ from typing import Any
 
 from muro.errors import InternalError
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORCE_AFTER = 5
 """The so many-th stop signal ends a process at once."""
 _END = 0
+
+
+def heeded() -> list[signal.Signals]:
+    """The stop signals to take over: all, but a SIGHUP that is ignored."""
+    return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
 
 
 class StopSignals:
@@ -61,7 +67,7 @@ class StopSignals:
         self._previous_fd = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._count, args=(read_end,), name="muro-signals", daemon=True)
         self._thread.start()
-        for number in STOP_SIGNALS:
+        for number in heeded():
             self._previous[number] = signal.signal(number, _noted)
         _installed.append(self)
 
@@ -105,7 +111,7 @@ _installed: list[StopSignals] = []
 def _after_fork() -> None:
     if _installed:
         signal.set_wakeup_fd(-1)
-        for number in STOP_SIGNALS:
+        for number in list(_installed[-1]._previous):
             signal.signal(number, signal.SIG_DFL)
         _installed.clear()
 

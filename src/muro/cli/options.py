@@ -22,8 +22,8 @@ _HTTP, _ENGINE, _MANY = "HTTP", "Model and engine", "Engines elsewhere"
 
 EXIT_CODES = """\
 Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while serving; 11 it did not start;
-12 (with --headless) the front-end has gone; 13 the engine died more often than --restart-budget allows; 130, 143
-forced by a fifth signal."""
+12 (with --headless) the front-end has gone; 13 the engine died more often than --restart-budget allows; 129, 130,
+143 forced by a fifth signal."""
 
 
 class ServeOptions(HttpOptions, frozen=True, kw_only=True):

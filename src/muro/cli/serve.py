@@ -37,7 +37,10 @@ def serve(options: ServeOptions) -> None:
     """See `HELP`."""
     logging.basicConfig(level=_level(options.log_level), format=_LOG_FORMAT)
     choice = _choice(options)
-    sys.exit(_headless(options, choice) if options.headless else _serve(options, choice))
+    code = _headless(options, choice) if options.headless else _serve(options, choice)
+    if code == 0:
+        print("stopped", flush=True)
+    sys.exit(code)
 
 
 def _level(name: str) -> int:
@@ -118,8 +121,6 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     stopping.end()
     if stopping.forced_by:
         return 128 + stopping.forced_by
-    if code == 0:
-        print("stopped")
     return code
 
 

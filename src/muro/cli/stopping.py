@@ -20,7 +20,7 @@ from types import FrameType
 
 FORCE_AFTER = 5  # as in child.signals, which would import too much
 FORCE_PATIENCE = 3.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopping:
@@ -37,7 +37,8 @@ class Stopping:
     def take(self) -> None:
         """Take the signals over."""
         for number in _SIGNALS:
-            signal.signal(number, self._note)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._note)
 
     def begin(self) -> None:
         """From now on there is something to be cleaned up."""

@@ -37,9 +37,9 @@ class Control(enum.Enum):
     """Nobody listens any more: end."""
 
 
-AHEAD = 16
+AHEAD = 4
 """Items that may wait for the sender before the loop lets it work."""
-CAUGHT_UP = 8
+CAUGHT_UP = 2
 """Items that may still wait when the loop goes on."""
 
 

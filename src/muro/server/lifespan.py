@@ -20,7 +20,6 @@ import contextlib
 import errno
 import gc
 import logging
-import signal
 import socket
 import threading
 import time
@@ -28,6 +27,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from muro.child.signals import STOP_SIGNALS, heeded
 from muro.clients.connect import OnProgress
 from muro.config import ConnectConfig
 from muro.errors import ConfigError, CrashLoopError, EngineDeadError, StartupError
@@ -45,7 +45,6 @@ from muro.wire.failure import ExitCode
 
 log = logging.getLogger(__name__)
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ASKED = (0, *(-number for number in STOP_SIGNALS))
 """Exit statuses of an engine that was asked to stop by somebody else."""
 _SIGNAL_GRACE = 0.5
@@ -145,7 +144,7 @@ class StopRequests:
     def take_signals(self) -> None:
         """Let the stop signals ask, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
-            for number in STOP_SIGNALS:
+            for number in heeded():
                 self._loop.add_signal_handler(number, self.ask)
 
 

@@ -94,7 +94,7 @@ _EXIT_WORDS: Final = {
     ExitCode.LOST_PARENT: "its parent had gone",
     ExitCode.CRASH_LOOP: "its engine died again and again",
 }
-_FORCED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_FORCED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 """See `child.signals`."""
 _SIGNAL_HINTS: Final = {
     "SIGKILL": "the kernel kills so when memory runs out: see dmesg",
