@@ -23,6 +23,7 @@ from tests.support.server import Server
 
 PATIENT = RestartPolicy(policy="on-failure", backoff_first=0.02, backoff_max=0.02, budget=10_000)
 SIM = {"step_us": 1000, "sequence_us": 0, "prefill_us_per_token": 0, "tokens": "sampled"}
+SIM |= {"scheduling_policy": "priority", "max_num_seqs": 24}
 
 pytestmark = pytest.mark.cases
 
@@ -51,7 +52,7 @@ async def kill(llm: muro.AsyncLLM, number: int = signal.SIGKILL) -> None:
 
 
 def params_for(number: int) -> muro.SamplingParams:
-    """Half of them greedy, half with a seed, some with stop strings."""
+    """Half of them greedy, half with a seed; some with stop strings, penalties, forbidden words."""
     return muro.SamplingParams(
         temperature=0.0 if number % 2 else 1.2,
         seed=number,
@@ -59,13 +60,17 @@ def params_for(number: int) -> muro.SamplingParams:
         ignore_eos=True,
         stop=["zz", "qx"] if number % 8 == 0 else None,
         min_tokens=100,
+        presence_penalty=0.5 if number % 3 == 0 else 0.0,
+        frequency_penalty=0.2 if number % 4 == 1 else 0.0,
+        repetition_penalty=1.2 if number % 5 == 2 else 1.0,
+        bad_words=["e", "th"] if number % 3 == 1 else None,
         output_kind=OutputKind.DELTA,
     )
 
 
 async def told(llm: muro.AsyncLLM, number: int, prompt: str = "number") -> tuple[str, list[int], str | None]:
     text, tokens, reason = "", [], None
-    async for output in llm.generate(f"{prompt} {number}", params_for(number)):
+    async for output in llm.generate(f"{prompt} {number}", params_for(number), priority=number % 3 - 1):
         choice = output.outputs[0]
         text += choice.text
         tokens += choice.token_ids
