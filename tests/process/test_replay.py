@@ -122,6 +122,36 @@ def test_with_two_engines_nobody_waits_for_a_restart() -> None:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("policy", ["fail", "replay"])
+def test_a_request_for_one_engine_waits_for_that_one(policy: str) -> None:
+    """Another one serves meanwhile, and so does this loop."""
+
+    async def test() -> None:
+        async with await start(engines=2, on_engine_death=policy) as llm:
+            await kill_rank_0(llm)
+            params = muro.SamplingParams(
+                max_tokens=5, temperature=0, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY
+            )
+            waiting = asyncio.create_task(anext(llm.generate("abc", params, data_parallel_rank=0)))
+            here = await anext(llm.generate("abc", params))
+            assert len(here.outputs[0].token_ids) == 5
+            async with asyncio.timeout(20):
+                assert (await waiting).outputs[0].token_ids == here.outputs[0].token_ids
+            status = llm.engines()[0]
+            assert (status.state, status.generation) == ("serving", 1)
+
+    asyncio.run(test())
+
+
+async def kill_rank_0(llm: muro.AsyncLLM) -> None:
+    pid = pid_of(llm)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(5):
+        while llm.engines()[0].state == "serving":  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.002)
+
+
 def test_several_choices_and_kinds_of_output() -> None:
     async def test() -> None:
         async with await start() as llm:

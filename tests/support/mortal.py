@@ -65,7 +65,7 @@ class MortalClient:
         engine = self.session.engines[RANK]
         return [EngineStatus(rank=RANK, generation=engine.generation, state=engine.state.value, ready=engine.ready)]
 
-    async def wait_serving(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+    async def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> None:  # noqa: ASYNC109
         await self._serving.wait()
         if self.death is not None:
             raise self.death
@@ -178,7 +178,7 @@ class MortalBatches:
         if self.death is not None:
             raise self.death
 
-    def wait_serving(self, timeout: float | None = None) -> None:
+    def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> None:
         self.patience.append(timeout)
         if self.death is not None:
             if not self.death.restarting:

@@ -139,8 +139,8 @@ class AsyncMPClient:
         self._session.doom(self._link.dying())
         self._session.check_serving()
 
-    async def wait_serving(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Return when an engine serves.
+    async def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> None:  # noqa: ASYNC109
+        """Return when an engine serves, or that of one rank.
 
         Raises EngineDeadError: with `restarting` if `timeout` seconds are over, without it if there will be none.
         """
@@ -150,7 +150,7 @@ class AsyncMPClient:
         while True:
             self._session.doom(self._link.dying())
             try:
-                return self._session.check_serving()
+                return self._session.check_serving(engine)
             except EngineDeadError as error:
                 if not error.restarting or (deadline is not None and self._loop.time() >= deadline):
                     raise

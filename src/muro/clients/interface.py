@@ -148,8 +148,8 @@ class EngineCoreClient(Protocol):
         """Raises EngineDeadError or ClientClosedError if no request can be served. Asks the engine nothing."""
         ...
 
-    def wait_serving(self, timeout: float | None = None) -> None:
-        """Return when an engine serves.
+    def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> None:
+        """Return when an engine serves, or that of one rank.
 
         Raises EngineDeadError: with `restarting` if `timeout` seconds are over, without it if there will be none.
         """
@@ -194,7 +194,7 @@ class AsyncEngineCoreClient(Protocol):
 
     def check_health(self) -> None: ...
 
-    def wait_serving(self, timeout: float | None = None) -> Awaitable[None]: ...
+    def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> Awaitable[None]: ...
 
     def close(self, timeout: float | None = None) -> None:
         """As for threads; blocks. Inside the loop, `aclose` is better."""

@@ -156,10 +156,12 @@ class Session:
         if not elsewhere:
             engine.check_serving()
 
-    def check_serving(self) -> None:
-        """Raises the error that ended this session, or why no engine takes requests."""
+    def check_serving(self, rank: int | None = None) -> None:
+        """Raises the error that ended this session, or why no engine (or not that of `rank`) takes requests."""
         self.check()
-        if not any(engine.open for engine in self.engines.values()):
+        if rank is not None:
+            self._engine(rank).check_serving()
+        elif not any(engine.open for engine in self.engines.values()):
             next(iter(self.engines.values())).check_serving()
 
     def add(self, request: EngineCoreRequest, sink: Sink | None, now: float) -> tuple[Attempt, Message]:

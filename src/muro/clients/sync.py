@@ -176,8 +176,8 @@ class ThreadsClient:
             self._catch_up()
             self._session.check_serving()
 
-    def wait_serving(self, timeout: float | None = None) -> None:
-        """Return when an engine serves.
+    def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> None:
+        """Return when an engine serves, or that of one rank.
 
         Raises EngineDeadError: with `restarting` if `timeout` seconds are over, without it if there will be none.
         """
@@ -190,7 +190,7 @@ class ThreadsClient:
         def ready() -> bool:
             self._session.doom(self._link.dying())
             try:
-                self._session.check_serving()
+                self._session.check_serving(engine)
             except EngineDeadError as error:
                 if not error.restarting:
                     raise

@@ -204,16 +204,18 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one prompt as they come; what each holds is the parameters' `output_kind`.
 
         `priority`: smaller runs earlier, on an engine that schedules by it; others refuse it by name.
+        `data_parallel_rank`: the engine that computes it; None: any.
         Leaving the loop, or cancelling the task, aborts the request. Raises RequestError, EngineDeadError.
         """
         params = sampling_params or self.words.default_params()
         text, plain = split_prompt(prompt)
         ids = await self.words.encode_async(plain)
-        standing = pipeline.Standing(priority, cache_salt_of(prompt))
+        standing = pipeline.Standing(priority, cache_salt_of(prompt), data_parallel_rank)
         generation = self.submit(request_id or "generate", [ids], params, standing=standing)
         request_id = request_id or generation.choices[0].request_id
         sofar = [CompletionOutput(choice.index, "", []) for choice in generation.choices]

@@ -211,9 +211,9 @@ class ReplayedStream:
         return False
 
     async def _serving(self, limit: asyncio.Timeout) -> None:
-        """Wait for an engine, no longer than the policy says."""
+        """Wait for an engine that may take it, no longer than the policy says."""
         limit.reschedule(self._loop.time() + self._owner.policy.restart_wait)
-        await self._owner.client.wait_serving()
+        await self._owner.client.wait_serving(engine=self._request.data_parallel_rank)
         limit.reschedule(None)
         self._bereft = False
 

@@ -122,6 +122,8 @@ class Standing(msgspec.Struct, frozen=True):
     """Smaller runs earlier; anything but 0 needs an engine that schedules by priority."""
     cache_salt: str | None = None
     """Only requests with the same one share what the cache holds."""
+    data_parallel_rank: int | None = None
+    """The engine that computes it; None: any."""
 
 
 def fan_out(
@@ -141,6 +143,7 @@ def fan_out(
             sampling_params=_for_choice(params, position),
             cache_salt=standing.cache_salt,
             priority=standing.priority,
+            data_parallel_rank=standing.data_parallel_rank,
             external_req_id=external_id,
         )
         for position in range(n)

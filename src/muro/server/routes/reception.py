@@ -21,6 +21,7 @@ from muro.server.offers import check_offered
 from muro.server.routes.generation import Form, Head, Job, generate
 from muro.server.schemas.request import GenerationOptions, decode_request, sampling_params
 from muro.server.service import Service
+from muro.wire.frames import MAX_RANK
 from muro.wire.request import QUEUE_TIMEOUT
 
 R = TypeVar("R", bound=GenerationOptions)
@@ -111,6 +112,7 @@ class GenerationWork(Generic[R]):
 
     async def answer(self, exchange: Exchange, body: bytes, ticket: Ticket, deadlines: Deadlines) -> str:
         service, dialect = self._service, self._dialect
+        rank = asked_rank(exchange.header(_RANK))
         async with deadlines.enforced(), service.reading(len(body)):
             request = decode_request(body, dialect.request_type)
             if request.timeouts is not None:
@@ -126,7 +128,7 @@ class GenerationWork(Generic[R]):
         ticket.hold(0)
         for prompt in prompts:
             check_length(len(prompt), service.llm.words.max_model_len, dialect.asked(request))
-        standing = Standing(request.priority, request.cache_salt)
+        standing = Standing(request.priority, request.cache_salt, rank)
         with structure_named(request):
             check_offered(params, standing, service.llm.engines)
             ticket.queue(len(prompts) * request.n, sum(map(len, prompts)) * request.n)
@@ -147,4 +149,15 @@ def structure_named(request: GenerationOptions) -> Iterator[None]:
         raise type(error)(message, param=structure.option) from error
 
 
+def asked_rank(text: str | None) -> int | None:
+    """The engine that the header `X-data-parallel-rank` names. Raises InvalidRequestError for what is no number."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= MAX_RANK):
+        raise InvalidRequestError(f"X-data-parallel-rank is {text[:40]!r}; it is the number of an engine", param=RANK)
+    return int(text)
+
+
 _HEADER = HEADER.lower().encode()
+RANK = "X-data-parallel-rank"
+_RANK = RANK.lower().encode()
