@@ -139,6 +139,7 @@ def _link(config: ConnectConfig, doors: Doors, started: Started) -> Link:
     watch = Watching(config.stall_limit, traffic.sent)
     supervisor = Supervisor(started.children, policy=config.restart, replace=replacer, watch=watch)
     remotes = _remotes(config, doors, started, supervisor)
+    doors.settle(watched=remotes is not None, successors=remotes is not None and remotes.awaits_successors)
     return Link(doors, supervisor, replacer, traffic, _layout(started), config.close_timeout, remotes)
 
 

@@ -1,8 +1,8 @@
 """The sockets that engines dial, bound before any engine is started, and the directory of their files.
 
 Over TCP they let in whoever has a key on the list (CURVE), or everybody who can reach them. Therefore an identity is
-never taken over while its connection lives, so a stranger cannot take an engine's place; and of what each peer
-sends, only a little waits here to be read: two of the sockets are read by nobody once the engines are ready.
+never taken over while its connection lives, so a stranger cannot take an engine's place; of what each peer sends,
+only a little waits here to be read. Once the engines are ready, nobody but their successors is awaited any more.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class Doors:
         self.wall = wall
         """For further doors."""
         self.handshake, self.greeters = handshake
+        self.handshake_address = sockets.bound_address(self.handshake)
         self.inputs, self.arrivals = inputs
         self.outputs = outputs
         self.engine_keys = wall.engine_keys()
@@ -161,16 +162,25 @@ class Doors:
         return cls(wall, handshake, inputs, outputs)
 
     @property
-    def handshake_address(self) -> str:
-        return sockets.bound_address(self.handshake)
-
-    @property
     def addresses(self) -> Addresses:
         """What INIT carries."""
         return Addresses(
             inputs=[sockets.bound_address(self.inputs)],
             outputs=[sockets.bound_address(self.outputs)],
         )
+
+    def settle(self, *, watched: bool, successors: bool) -> None:
+        """All engines are in, and other sockets listen only as long as engines may come through them.
+
+        Args:
+            watched: whether somebody goes on watching the connections.
+            successors: whether engines from elsewhere may greet again at the handshake socket.
+        """
+        self.wall.forget("input-0")
+        if not watched and self.arrivals is not None:
+            self.arrivals.close()
+        if not successors:
+            close_watched(self.handshake, self.greeters)
 
     def close(self) -> None:
         """Close the sockets without waiting for what is unsent, remove their files; may be called twice."""

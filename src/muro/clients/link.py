@@ -44,6 +44,10 @@ ABANDONED_TIMEOUT = 1.5
 """Seconds that engines get to end by themselves if nobody closed their client."""
 LAST_OUTPUTS_GRACE = 0.005
 """Seconds between the end of a process and its burial: what it sent before is still being read by libzmq."""
+_SWEEP_EVERY = 1.0
+"""Seconds between two looks at the input sockets, where engines have nothing more to say, but strangers may."""
+_SWEPT = 1024
+"""Messages that are thrown away there at once."""
 _END_PATIENCE = 0.05
 """Seconds between the end of an engine's connections and the end of its process, at most."""
 
@@ -88,6 +92,7 @@ class Link:
         self._owner = os.getpid()
         self._closing = threading.RLock()
         self._stopped = False
+        self._swept = clock()
         self.silent: SilentEngines | None = None
         """Engines that are judged by what is heard of them."""
         self._reported: dict[int, float | None] = {}
@@ -162,6 +167,7 @@ class Link:
     def look(self) -> None:
         """Find out now whether engines have died."""
         self._supervisor.look()
+        self._sweep(self._clock())
 
     def refused(self, message: Message) -> None:
         """A message was not taken: if its engine is about to end, or its connection has just ended, whoever watches it
@@ -190,6 +196,7 @@ class Link:
 
         An event is gone when the next one is asked for: if it could not be taken in, it comes again.
         """
+        self._sweep(now)
         while self._events and self._events[0][0] <= now:
             yield self._events[0][1]
             self._events.popleft()
@@ -245,6 +252,12 @@ class Link:
     def abandon(self) -> None:
         """Stop the children of a client that nobody closed: it was collected, or the interpreter ends."""
         self.stop(min(self._close_timeout, ABANDONED_TIMEOUT))
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept >= _SWEEP_EVERY and not self._stopped:
+            self._swept = now
+            for socket in (self._doors.inputs, *self._inputs.values()):
+                sockets.sweep(socket, _SWEPT)
 
     def _lost(self, rank: EngineRank, error: EngineDeadError) -> None:
         """An engine that was started elsewhere is taken for dead."""

@@ -123,10 +123,15 @@ class Remotes:
             raise StartupError(f"no thread could be made to watch the engines: {error}", phase="spawn") from error
         return self
 
+    @property
+    def awaits_successors(self) -> bool:
+        """Whether those who are lost may be followed by others."""
+        return self._entrance is not None
+
     def announced(self) -> bool:
         """An engine has announced its death, nobody knows which; whether the end of its connection will tell."""
         self._announced = True
-        return self._entrance is not None
+        return self.awaits_successors
 
     def take_for_dead(self, rank: EngineRank, error: EngineDeadError) -> None:
         """This engine does nothing any more, says somebody who knows; any thread."""

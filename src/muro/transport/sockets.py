@@ -162,6 +162,18 @@ def allow_handover(router: Socket, allowed: bool) -> None:
     router.setsockopt(zmq.ROUTER_HANDOVER, int(allowed))
 
 
+def sweep(socket: Socket, most: int) -> None:
+    """Throw away what waits at a socket that is only sent with, `most` messages at once.
+
+    Where the limit of a connection is reached, libzmq reads no more of it, so it does not even notice that the peer
+    has hung up, and the descriptor stays. A listening socket cannot be told to listen no more: with it, libzmq ends
+    all connections that came through it.
+    """
+    for _ in range(most):
+        if receive_nowait(socket) is None:
+            return
+
+
 def bind_pull(
     address: str, *, max_bytes: int | None = None, receive_limit: int = 0, guard: Guard | None = None
 ) -> Socket:

@@ -115,6 +115,7 @@ def test_fc54_for_engines_elsewhere_exactly_where_it_was_told(host: str) -> None
             handshake_port=port,
             insecure_tcp=True,
             startup_timeout=30,
+            restart=RestartPolicy(policy="on-failure"),
         ) as client,
     ):
         found = listening(os.getpid()) - before
@@ -221,7 +222,10 @@ def test_strangers_do_not_get_in(keys: Keys) -> None:
         stream = client.generate(ask("a", FOREVER))
         next(stream)
         doors = client._link._doors
-        dealers = [connect_dealer(bound_address(s), b"\0\0", linger_ms=0) for s in (doors.inputs, doors.handshake)]
+        dealers = [
+            connect_dealer(address, b"\0\0", linger_ms=0)
+            for address in (bound_address(doors.inputs), doors.handshake_address)
+        ]
         push = connect_push(bound_address(doors.outputs), linger_ms=0)
         for stranger in (*dealers, push):
             for _ in range(100):
