@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from muro.llm.offline import LLM
     from muro.llm.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
     from muro.wire.output import EngineCoreOutput, FinishReason
-    from muro.wire.request import EngineCoreRequest, PoolingParams, SamplingParams, StructuredOutputsParams
+    from muro.wire.request import (
+        EngineCoreRequest,
+        PoolingParams,
+        RepetitionDetection,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __all__ = [
     "LLM",
@@ -58,6 +64,7 @@ __all__ = [
     "MuroError",
     "OutputBatch",
     "PoolingParams",
+    "RepetitionDetection",
     "RequestError",
     "RequestOutput",
     "RestartPolicy",
@@ -87,7 +94,7 @@ _HOME = {
     "muro.llm.offline": "LLM",
     "muro.llm.outputs": "CompletionOutput EmbeddingRequestOutput RequestOutput",
     "muro.wire.output": "EngineCoreOutput FinishReason",
-    "muro.wire.request": "EngineCoreRequest PoolingParams SamplingParams StructuredOutputsParams",
+    "muro.wire.request": "EngineCoreRequest PoolingParams RepetitionDetection SamplingParams StructuredOutputsParams",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 

@@ -16,7 +16,7 @@ SURFACE = {
         *("LLM", "AsyncLLM", "RequestOutput", "CompletionOutput", "EmbeddingRequestOutput"),
         *("ConnectConfig", "EngineConfig", "EngineStatus", "OutputBatch", "RestartPolicy"),
         *("EngineCoreOutput", "EngineCoreRequest", "FinishReason", "PoolingParams", "SamplingParams"),
-        "StructuredOutputsParams",
+        *("RepetitionDetection", "StructuredOutputsParams"),
         *("Engine", "EngineCore", "EngineInfo", "StepResult", "operation"),
         *("CallError", "ClientClosedError", "ConfigError", "CrashLoopError", "EngineDeadError"),
         *("InvalidRequestError", "MuroError", "RequestError", "StartupError"),

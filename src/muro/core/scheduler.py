@@ -372,7 +372,8 @@ class Scheduler:
 def _why_no_token(request: Request) -> RequestError:
     """The error for a request of whose logits none could be used."""
     if request.grammar is None:
-        return RequestFailedError("the model gave no usable score for the next token")
+        what = "no token can be chosen: the model gave no usable score for any that the request's options leave"
+        return RequestFailedError(what)
     if request.grammar.error is not None:
         return request.grammar.error
     return RequestFailedError("no token is allowed: neither by the grammar nor by what else forbids some")

@@ -28,6 +28,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
@@ -60,13 +61,46 @@ class Fault(msgspec.Struct, frozen=True):
 
 def parse_fault(text: str) -> Fault:
     """Read `place:kind=argument`. Raises ConfigError that lists what there is."""
-    place, _, rest = text.partition(":")
+    place, colon, rest = text.partition(":")
     kind, _, argument = rest.partition("=")
+    if not colon:
+        raise ConfigError(
+            f"fault {text!r}: it is written place:kind or place:kind=argument; the place is one of "
+            f"{', '.join(PLACES)}; the kind is one of {', '.join(KINDS)}"
+        )
     if place not in PLACES:
         raise ConfigError(f"fault {text!r}: the place is one of {', '.join(PLACES)}")
     if kind not in KINDS:
         raise ConfigError(f"fault {text!r}: the kind is one of {', '.join(KINDS)}")
+    if argument and kind in _ARGUMENTS:
+        wanted, read = _ARGUMENTS[kind]
+        try:
+            read(argument)
+        except (KeyError, ValueError):
+            raise ConfigError(f"fault {text!r}: {kind}= takes {wanted}; found {argument!r}") from None
     return Fault(place, kind, argument)
+
+
+def _signal(name: str) -> int:
+    number = int(name) if name.isdigit() else signal.Signals[name or "SIGKILL"].value
+    if number not in signal.valid_signals():
+        raise ValueError(number)
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= threading.TIMEOUT_MAX:
+        raise ValueError
+    return seconds
+
+
+_ARGUMENTS: dict[str, tuple[str, Callable[[str], float]]] = {
+    "signal": ("a signal's number or name, such as SIGKILL", _signal),
+    "exit": ("a number", int),
+    "sleep": ("seconds", _seconds),
+}
+"""What is known of an argument before its fault comes, and how it is read."""
 
 
 def commit(fault: Fault, request_id: str | None = None) -> None:
@@ -122,7 +156,7 @@ class Culprit:
 
 
 def _die_by_signal(name: str) -> NoReturn:
-    number = int(name) if name.isdigit() else signal.Signals[name or "SIGKILL"].value
+    number = _signal(name)
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -38,6 +38,13 @@ def test_every_kind_is_known_at_every_place(place: str, kind: str) -> None:
         ("step", "the kind is one of raise, refuse"),
         ("step:explode", "the kind is one of"),
         ("step=raise", "the place is one of"),
+        ("explode", "the kind is one of"),
+        ("step:signal=SIGFOO", "signal= takes a signal's number or name, such as SIGKILL; found 'SIGFOO'"),
+        ("step:signal=999", "signal= takes"),
+        ("step:exit=soon", "exit= takes a number"),
+        ("step:sleep=long", "sleep= takes seconds"),
+        ("step:sleep=-1", "sleep= takes seconds"),
+        ("step:sleep=nan", "sleep= takes seconds"),
     ],
 )
 def test_what_is_no_fault_is_told_what_there_is(text: str, words: str) -> None:

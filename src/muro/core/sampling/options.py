@@ -97,8 +97,11 @@ def _allowed(params: SamplingParams, bounds: Bounds) -> Ids | None:
     if not ids:
         raise InvalidRequestError("allowed_token_ids is empty", param="allowed_token_ids")
     _check_ids("allowed_token_ids", ids, bounds)
-    if params.min_tokens > 0 and not set(ids) - _stop_ids(params):
-        raise InvalidRequestError("allowed_token_ids holds nothing but stop tokens", param="allowed_token_ids")
+    stops = _stop_ids(params) if params.min_tokens > 0 else set()
+    bad = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
+    if not set(ids) - stops - bad:
+        what = " and ".join(name for name, banned in (("stop tokens", stops), ("bad words", bad)) if banned & set(ids))
+        raise InvalidRequestError(f"allowed_token_ids holds nothing but {what}", param="allowed_token_ids")
     return _array(set(ids))
 
 
@@ -189,7 +192,10 @@ def _repetition(params: SamplingParams) -> Repetition | None:
 
 def _check_ids(name: str, ids: Collection[int], bounds: Bounds) -> None:
     if min(ids) < 0 or max(ids) >= bounds.vocab_size:
-        raise InvalidRequestError(f"{name} must be some of 0 ... {bounds.vocab_size - 1}", param=name)
+        raise InvalidRequestError(
+            f"token ids of {name} must lie in 0 ... {bounds.vocab_size - 1}; found {min(ids)} ... {max(ids)}",
+            param=name,
+        )
 
 
 def _array(ids: set[int]) -> Ids:

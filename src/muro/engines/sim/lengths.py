@@ -48,6 +48,8 @@ def parse_lengths(text: str) -> Lengths:
             f"lengths is {text!r}; it must be fixed:N, uniform:FROM,TO, normal:MEAN,SD, lognormal:MEDIAN,SIGMA or "
             "exponential:MEAN"
         )
+    if kind.strip() == "uniform" and numbers[0] > numbers[1]:
+        raise ConfigError(f"lengths is {text!r}; the smaller number of uniform:FROM,TO comes first")
     return Lengths(kind.strip(), numbers)
 
 

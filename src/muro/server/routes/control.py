@@ -117,6 +117,8 @@ class ControlRoute:
         if control.in_body:
             options = decode_request(await exchange.body(self._service.chat_body_bounds), control.options)
         else:
+            if control.method == "POST":
+                check_no_body(await exchange.body(self._service.chat_body_bounds), control.path)
             options = read_query(exchange.scope["query_string"], control.options)
         async with exchange.while_connected():
             try:
@@ -129,6 +131,13 @@ class ControlRoute:
                 await exchange.reply(200, b"", {})
             else:
                 await exchange.reply_json(200, answer)
+
+
+def check_no_body(body: bytes, path: str) -> None:
+    """Raises InvalidRequestError for options in a body where nobody would read them."""
+    if body.strip() not in (b"", b"{}"):
+        what = f"options of {path} stand in its query ({path}?NAME=VALUE), not in a body"
+        raise InvalidRequestError(what, param="body")
 
 
 def read_query(query: bytes, options: type[msgspec.Struct]) -> Any:

@@ -55,7 +55,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
@@ -76,6 +76,8 @@ def constraint(
         what = "response_format and structured_outputs both ask for a structure; give one of them"
         raise InvalidRequestError(what, param="structured_outputs")
     given = {name: getattr(options, name) for name in options.__struct_fields__}
+    if isinstance(options.structural_tag, dict):
+        given["structural_tag"] = msgspec.json.encode(options.structural_tag).decode()
     return "structured_outputs", StructuredOutputsParams(**given)
 
 

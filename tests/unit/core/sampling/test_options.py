@@ -97,6 +97,23 @@ def test_who_asks_for_nothing_has_no_state(option: dict[str, object]) -> None:
     assert found == Sampling(seed=1)
 
 
+def test_a_token_that_the_model_has_not_is_told() -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"token ids of logit_bias must lie in 0 \.\.\. 99; found 3 \.\.\. 100"
+    ):
+        read(logit_bias={3: 1.0, 100: 1.0})
+
+
+def test_options_that_leave_no_token_from_the_start_are_refused() -> None:
+    words = [[3], [4, 5]]
+    with pytest.raises(InvalidRequestError, match="allowed_token_ids holds nothing but bad words"):
+        read(allowed_token_ids=[3], bad_words_token_ids=words)
+    with pytest.raises(InvalidRequestError, match="holds nothing but stop tokens and bad words"):
+        read(allowed_token_ids=[3, 4], bad_words_token_ids=words, stop_token_ids=[4], min_tokens=1)
+    found = read(allowed_token_ids=[3, 5], bad_words_token_ids=words)
+    assert found.allowed is not None and found.allowed.tolist() == [3, 5]
+
+
 def test_words_without_their_token_ids_are_refused() -> None:
     with pytest.raises(UnsupportedOptionError, match="bad_words") as caught:
         read(bad_words=["x"])

@@ -43,7 +43,9 @@ def test_spelling() -> None:
     assert parse_lengths("normal: 12, 3.5") == Lengths("normal", (12.0, 3.5))
 
 
-@pytest.mark.parametrize("text", ["", "128", "fixed", "fixed:", "fixed:1,2", "normal:1", "normal:1,-1", "fixed:nan"])
+@pytest.mark.parametrize(
+    "text", ["", "128", "fixed", "fixed:", "fixed:1,2", "normal:1", "normal:1,-1", "fixed:nan", "uniform:9,3"]
+)
 def test_what_is_no_distribution(text: str) -> None:
     with pytest.raises(ConfigError, match="lengths is"):
         parse_lengths(text)

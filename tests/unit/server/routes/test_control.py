@@ -43,7 +43,7 @@ def ask(client: Client, path: str, query: str = "", body: Any = None) -> tuple[i
 
     async def test() -> None:
         arrived: asyncio.Queue[Message] = asyncio.Queue()
-        arrived.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+        arrived.put_nowait({"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()})
         scope = {"type": "http", "headers": [], "query_string": query.encode()}
         await ControlRoute(service, BY_PATH[path])(Exchange(scope, arrived.get, send))
 
@@ -77,6 +77,14 @@ def test_options_become_arguments() -> None:
         ("profile", (True,)),
         ("set_weight_version", ("v2",)),
     ]
+
+
+def test_options_in_a_body_that_nobody_would_read_are_refused() -> None:
+    client = Client({0: None})
+    with pytest.raises(InvalidRequestError, match=r"stand in its query \(/pause\?NAME=VALUE\)"):
+        ask(client, "/pause", body={"mode": "keep"})
+    assert client.asked == []
+    assert ask(client, "/pause", "mode=keep", body={}) == (200, {"status": "paused"})
 
 
 def test_what_an_engine_lacks_or_cannot_do() -> None:

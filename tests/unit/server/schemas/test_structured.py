@@ -54,6 +54,8 @@ def asked(kind: type[GenerationOptions], **options: Any) -> StructuredOutputsPar
         ({"structured_outputs": {"regex": "a+"}, "response_format": {"type": "text"}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
         ({"structured_outputs": {"grammar": "g"}}, {"grammar": "g"}),
+        ({"structured_outputs": {"structural_tag": "{}"}}, {"structural_tag": "{}"}),
+        ({"structured_outputs": {"structural_tag": {"format": {"a": 1}}}}, {"structural_tag": '{"format":{"a":1}}'}),
     ],
 )  # fmt: skip
 def test_each_form_arrives(
