@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from muro.core.grammar.spec import GrammarSpec, grammar_spec
@@ -34,10 +35,24 @@ def test_what_compiles_and_what_does_not_is_survived(trials: Trials) -> None:
     assert len(trials._idle) == 1
 
 
-def test_what_hangs_is_refused_and_the_next_one_gets_a_new_process(trials: Trials) -> None:
+def test_what_hangs_is_refused_and_the_process_remains(trials: Trials) -> None:
+    assert not trials(HANGS, patient=False)
+    (process,) = trials._idle
     with pytest.raises(InvalidRequestError, match="more than 3 s"):
         trials(HANGS)
-    trials(GrammarSpec("regex", "a"))
+    assert trials(GrammarSpec("regex", "a"))
+    assert trials._idle == [process]
+
+
+def test_what_is_at_work_ends_with_its_process(trials: Trials) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(trials, HANGS)
+        (process,) = until(lambda: [p for p in trials._busy if p._ready])
+        (copy,) = until(lambda: psutil.Process(process._child.pid).children())
+        process._child.kill()
+        with pytest.raises(InvalidRequestError, match="could not be tried"):
+            call.result(10)
+    until(lambda: not copy.is_running() or copy.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_what_overflows_the_stack_is_refused(trials: Trials) -> None:

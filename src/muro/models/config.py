@@ -8,8 +8,9 @@ Format: Hugging Face's `config.json`, both the older spelling (`rope_theta`, `ro
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -23,6 +24,10 @@ READY_GRAPH = "openvino_model.xml"
 """A decoder as OpenVINO stores it; its weights lie beside it."""
 
 _WEIGHTS = ("*.safetensors", "*.gguf", READY_GRAPH)
+
+# What is laid out by these numbers before any weight is compared with them must not take all of the memory.
+_Layers = Annotated[int, msgspec.Meta(le=10_000)]
+_HeadDim = Annotated[int, msgspec.Meta(ge=0, le=65_536)]
 
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,13 +103,16 @@ def open_model(path: str | Path) -> ModelDir:
     path = Path(path).resolve()
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory; give a model directory, or fetch the demo model: muro pull demo")
-    if not (path / "config.json").exists():
+    if not (path / "config.json").is_file():
         raise ConfigError(f"{path} has no config.json; it is needed to know the model's shape")
     for pattern in _WEIGHTS:
         if files := tuple(sorted(path.glob(pattern))):
             break
     else:
         raise ConfigError(f"{path} has no weights: there is no *.safetensors, *.gguf or openvino_model.xml in it")
+    if missing := [file for file in files if not file.is_file()]:
+        # Reading from what is no file (a link to nowhere, a pipe) might fail later, or never end.
+        raise ConfigError(f"{missing[0]} is no file, or a link to none")
     return ModelDir(path, read_config(path, ready=files[0].name == READY_GRAPH), files)
 
 
@@ -148,7 +156,10 @@ def _decoder(path: Path, family: Family) -> DecoderConfig:
         raise ConfigError(f"{where} has gone")
     raw = _filled(raw, family)
     _refuse(raw, where)
-    theta, scaling = _rope(raw, where)
+    head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
+    if head_dim < 2 or head_dim % 2:
+        raise ConfigError(f"{where}: heads have {head_dim} elements; rotary positions need pairs")
+    theta, scaling = _rope(raw, head_dim, where)
     return DecoderConfig(
         family=family.name,
         hidden_size=raw.hidden_size,
@@ -156,7 +167,7 @@ def _decoder(path: Path, family: Family) -> DecoderConfig:
         num_hidden_layers=raw.num_hidden_layers,
         num_attention_heads=raw.num_attention_heads,
         num_key_value_heads=raw.num_key_value_heads or raw.num_attention_heads,
-        head_dim=raw.head_dim or raw.hidden_size // raw.num_attention_heads,
+        head_dim=head_dim,
         rms_norm_eps=raw.rms_norm_eps,
         rope_theta=theta,
         rope_scaling=scaling,
@@ -174,7 +185,7 @@ class _HfModel(msgspec.Struct):
     vocab_size: int
     max_position_embeddings: int
     architectures: list[str] = []
-    num_hidden_layers: int = 0
+    num_hidden_layers: _Layers = 0
     sliding_window: int | msgspec.UnsetType | None = msgspec.UNSET
     use_sliding_window: bool | None = None
     max_window_layers: int | msgspec.UnsetType = msgspec.UNSET
@@ -188,10 +199,10 @@ class _HfDecoder(msgspec.Struct):
 
     hidden_size: int
     intermediate_size: int
-    num_hidden_layers: int
+    num_hidden_layers: _Layers
     num_attention_heads: int
     num_key_value_heads: int | msgspec.UnsetType | None = msgspec.UNSET
-    head_dim: int | msgspec.UnsetType | None = msgspec.UNSET
+    head_dim: _HeadDim | msgspec.UnsetType | None = msgspec.UNSET
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     rope_theta: float | None = None
@@ -223,30 +234,37 @@ def _refuse(raw: _HfDecoder, where: Path) -> None:
     if raw.quantization_config is not None:
         method = raw.quantization_config.get("quant_method", "unknown")
         raise ConfigError(f"{where}: weights quantised by {method!r} are not supported; take the original checkpoint")
-    sizes = (raw.hidden_size, raw.intermediate_size, raw.num_hidden_layers, raw.num_attention_heads)
+    groups = raw.num_key_value_heads or raw.num_attention_heads
+    sizes = (raw.hidden_size, raw.intermediate_size, raw.num_hidden_layers, raw.num_attention_heads, groups)
     if min(sizes) < 1:
         raise ConfigError(f"{where}: sizes must be positive")
-    if raw.num_attention_heads % (raw.num_key_value_heads or raw.num_attention_heads):
+    if raw.num_attention_heads % groups:
         raise ConfigError(f"{where}: num_attention_heads is no multiple of num_key_value_heads")
 
 
-def _rope(raw: _HfDecoder, where: Path) -> tuple[float, RopeScaling | None]:
+def _rope(raw: _HfDecoder, head_dim: int, where: Path) -> tuple[float, RopeScaling | None]:
     rope = {"rope_theta": raw.rope_theta, **(raw.rope_scaling or {}), **(raw.rope_parameters or {})}
     if nested := sorted(name for name, value in rope.items() if isinstance(value, dict)):
         raise ConfigError(f"{where}: rotary positions for each kind of layer ({', '.join(nested)}) are not supported")
     if rope.get("partial_rotary_factor", raw.partial_rotary_factor) not in (None, 1.0):
         raise ConfigError(f"{where}: a partial_rotary_factor other than 1 is not supported")
-    theta = rope.pop("rope_theta", None)
+    theta = rope.pop("rope_theta", None) or 10000.0
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
+        raise ConfigError(f"{where}: rope_theta is {str(theta)[:100]}; it must be a positive number")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
-        return float(theta or 10000.0), None
+        return float(theta), None
     if kind not in ("linear", "llama3", "factors"):
         raise ConfigError(f"{where}: rope scaling {kind!r} is not supported; supported: default, linear, llama3")
     try:
         scaling = msgspec.convert({**rope, "rope_type": kind}, RopeScaling)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: rope scaling: {error}") from None
-    return float(theta or 10000.0), scaling
+    if kind == "factors" and len(scaling.factors) != head_dim // 2:
+        raise ConfigError(f"{where}: rope scaling: {len(scaling.factors)} factors for {head_dim // 2} rotary pairs")
+    if not all(0 < factor < math.inf for factor in (scaling.factor, *scaling.factors)):
+        raise ConfigError(f"{where}: rope scaling: factors must be positive")
+    return float(theta), scaling
 
 
 def _windows(raw: _HfModel, family: Family | None, where: Path) -> tuple[int | None, ...] | None:
@@ -284,5 +302,5 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error

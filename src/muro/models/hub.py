@@ -11,7 +11,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import msgspec
@@ -104,6 +104,8 @@ def build(name: HubName, hub: Hub, directory: Path, progress: Progress) -> None:
     commit, files = hub.files(name)
     if len(files) > _MOST_FILES:
         raise ConfigError(f"{name.repo} has {len(files)} files; that is no model")
+    if outside := [file.name for file in files if not _lies_below(file.name)]:
+        raise ConfigError(f"{name.repo} names a file outside of itself, {outside[0][:200]!r}; nothing was fetched")
     descriptions = [file for file in files if file.name in _DESCRIPTIONS and file.size <= _MOST_DESCRIPTION_BYTES]
     weights = choose_weights(name, files)
     gguf = weights[0].name.endswith(".gguf")
@@ -165,6 +167,12 @@ def choose_weights(name: HubName, files: list[HubFile]) -> list[HubFile]:
         f"{name.repo} has no weights that can be used: neither *.safetensors nor {READY_GRAPH} nor *.gguf"
         + (" (pickled weights are not loaded)" if any(file.name.endswith(".bin") for file in files) else "")
     )
+
+
+def _lies_below(file: str) -> bool:
+    """Whether the name is one within a directory. What a hub says is not to be trusted with places of our disk."""
+    path = PurePosixPath(file)
+    return not (path.is_absolute() or ".." in path.parts or "\\" in file or "\0" in file) and bool(path.parts)
 
 
 def _fetch(

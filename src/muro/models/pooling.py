@@ -26,7 +26,7 @@ def read_pooling(directory: Path) -> Literal["mean", "last"] | None:
         raw = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     wanted = [name.removeprefix(_MODE) for name, value in raw.items() if name.startswith(_MODE) and value is True]
     return _MODES.get(wanted[0]) if len(wanted) == 1 else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -31,6 +31,29 @@ _POOLING: Mapping[int, Literal["mean", "last"]] = {1: "mean", 3: "last"}
 _ROPE_FACTORS = "rope_freqs.weight"
 _READ = (_ROPE_FACTORS,)
 
+_Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+_KINDS: Mapping[str, Any] = {
+    "general.architecture": str,
+    "tokenizer.chat_template": str,
+    "tokenizer.ggml.model": str,
+    "tokenizer.ggml.pre": str,
+    "tokenizer.ggml.tokens": list[str],
+    "tokenizer.ggml.merges": list[str],
+    "tokenizer.ggml.scores": list[float],
+    "tokenizer.ggml.token_type": list[int],
+    **{f"tokenizer.ggml.{role}_token_id": int for role in ("bos", "eos", "unknown", "padding")},
+}
+_SHAPE_KINDS: Mapping[str, Any] = {
+    **dict.fromkeys(("attention.head_count", "attention.head_count_kv", "embedding_length"), _Size),
+    **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), _Size),
+    **dict.fromkeys(("feed_forward_length", "block_count", "context_length"), _Size),
+    **dict.fromkeys(("pooling_type", "attention.sliding_window"), int),
+    **dict.fromkeys(("rope.freq_base", "rope.scaling.factor", "rope.scale_linear"), float),
+    "attention.layer_norm_rms_epsilon": float,
+    "rope.scaling.type": str,
+}
+"""Of what kind the values are that are read; those of the second table have keys that begin with the architecture."""
+
 
 def from_gguf(gguf: Path, directory: Path, sampling: Mapping[str, float] | None = None) -> None:
     """Write the files for the model in `gguf` into `directory`; `sampling` is for requests that do not say.
@@ -40,6 +63,7 @@ def from_gguf(gguf: Path, directory: Path, sampling: Mapping[str, float] | None 
         MissingExtraError: `gguf` or `tokenizers` is not installed.
     """
     metadata, tensors = read_metadata(gguf)
+    _check_kinds(metadata)
     family = _family(metadata)
     config = model_config(metadata, tensors, family)
     tokenizer_json = build_tokenizer(metadata)
@@ -181,6 +205,17 @@ def _tokenizer_config(metadata: Metadata, context: int) -> dict[str, Any]:
         **{name: tokens[i] for name, i in ids.items() if i is not None},
         **({"chat_template": template} if (template := metadata.get("tokenizer.chat_template")) else {}),
     }
+
+
+def _check_kinds(metadata: Metadata) -> None:
+    """Raise ConfigError where a value is not of its kind: a file may say anything."""
+    prefix = f"{metadata.get('general.architecture')}."
+    for key, kind in [*_KINDS.items(), *((prefix + key, kind) for key, kind in _SHAPE_KINDS.items())]:
+        if key in metadata:
+            try:
+                msgspec.convert(metadata[key], kind)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{key} in the GGUF file cannot be used: {error}") from None
 
 
 def _required(metadata: Metadata, key: str) -> Any:

@@ -37,5 +37,5 @@ def read_sampling_defaults(directory: Path | None) -> SamplingDefaults:
         return msgspec.convert({name: value for name, value in given.items() if value is not None}, SamplingDefaults)
     except FileNotFoundError:
         return SamplingDefaults()
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be used: {error}") from error

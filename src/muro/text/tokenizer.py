@@ -249,7 +249,7 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as err:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise ConfigError(f"{path} cannot be read: {err}") from err
 
 

@@ -99,11 +99,31 @@ def test_all_end_tokens_those_for_generation_first(tmp_path: Path) -> None:
         ({"num_key_value_heads": 3}, "multiple"),
         ({"num_hidden_layers": 0}, "positive"),
         ({"vocab_size": "many"}, "vocab_size"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ({"head_dim": 10**12}, "head_dim"),
+        ({"head_dim": -16}, "head_dim"),
+        ({"head_dim": 15}, "15 elements"),
+        ({"num_attention_heads": 128}, "0 elements"),
+        ({"num_key_value_heads": -2}, "positive"),
+        ({"rope_theta": -1.0}, "rope_theta is -1.0"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta is x"),
+        ({"rope_parameters": {"rope_theta": [1]}}, r"rope_theta is \[1\]"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factors must be positive"),
+        ({"rope_scaling": {"type": "factors", "factors": [1.0] * 5}}, "5 factors for 8 rotary pairs"),
+        ({"rope_scaling": {"type": "factors", "factors": [1.0] * 7 + [0.0]}}, "factors must be positive"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_config(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_what_is_nested_without_end_is_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path)
+    (tmp_path / name).write_text('{"a":' * 100_000)
+    with pytest.raises(ConfigError, match=f"{name} cannot be read"):
+        read_config(tmp_path)
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -147,6 +167,25 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         open_model(tmp_path)
     write(tmp_path)
     with pytest.raises(ConfigError, match="no weights"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "model.safetensors", "/dev/zero", "/"])
+def test_weights_that_are_no_file_are_refused(tmp_path: Path, target: str) -> None:
+    write(tmp_path)
+    (tmp_path / "model.safetensors").symlink_to(target)
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no file"):
+        open_model(tmp_path)
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    write(tmp_path)
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="is no file"):
+        open_model(tmp_path)
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=r"no config\.json"):
         open_model(tmp_path)
 
 

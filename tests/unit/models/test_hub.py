@@ -158,3 +158,16 @@ def test_which_weights_are_chosen() -> None:
 def test_weights_that_cannot_be_chosen(names: list[str], file: str | None, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         chosen(*names, file=file)
+
+
+@pytest.mark.parametrize("file", ["../evil.gguf", "a/../../evil.gguf", "/evil.gguf", "..\\evil.gguf", "a\0.gguf", ""])
+def test_a_hub_does_not_choose_places_outside(tmp_path: Path, repo: Path, file: str) -> None:
+    class LyingHub(DirectoryHub):
+        def files(self, name: HubName) -> tuple[str, list[HubFile]]:
+            commit, files = super().files(name)
+            return commit, [*files, HubFile(file, 1)]
+
+    hub = LyingHub(repo)
+    with pytest.raises(ConfigError, match="outside of itself"):
+        pull_from_hub(NAME, tmp_path / "home", hub)
+    assert hub.fetched == []

@@ -1,3 +1,4 @@
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -6,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from muro.errors import ConfigError
+from muro.models import prepare
 from muro.models.config import RopeScaling, open_model
 from muro.models.pooling import read_pooling
 from muro.models.prepare import from_gguf
@@ -147,3 +149,31 @@ def test_windows_of_families_that_have_none_in_gguf(tmp_path: Path) -> None:
             write_tiny_gguf(tmp_path / "tiny.gguf", architecture="qwen2", extra={"qwen2.attention.sliding_window": 8}),
             tmp_path,
         )
+
+
+@pytest.mark.parametrize("wrong", ["text", 0, -1, 2**63, [1, 2], ["a", "b"], 2.5, None])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "general.architecture", "llama.context_length", "llama.embedding_length", "llama.block_count",
+        "llama.feed_forward_length", "llama.attention.head_count", "llama.attention.head_count_kv",
+        "llama.attention.layer_norm_rms_epsilon", "llama.rope.freq_base", "llama.pooling_type",
+        "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type",
+        "tokenizer.ggml.merges", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.unknown_token_id",
+        "tokenizer.chat_template",
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_refused_or_goes(
+    tmp_path: Path, tiny: tuple[dict[str, Any], Any], monkeypatch: pytest.MonkeyPatch, key: str, wrong: Any
+) -> None:
+    metadata, tensors = tiny
+    monkeypatch.setattr(prepare, "read_metadata", lambda _: ({**metadata, key: wrong}, tensors))
+    with contextlib.suppress(ConfigError):  # and nothing else
+        prepare.from_gguf(tmp_path / "tiny.gguf", tmp_path)
+        (tmp_path / "tiny.gguf").touch()
+        open_model(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any]:
+    return prepare.read_metadata(write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))

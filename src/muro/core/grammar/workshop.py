@@ -3,18 +3,18 @@
 Invariants. Threads start with the first grammar, and end with `close`; none holds the lock while it compiles. A
 grammar that nobody waits for any more is not begun. A compilation is written by one thread, `matcher` or `error` last
 of all, and only read after that. Whoever waits longer than `PATIENCE` gets an error: the library's own limits do
-not bound the time of every grammar, and a thread cannot be stopped. What must not be tried in this process at all,
-since it would take for ever or crash, `Trial` finds out first.
+do not bound the time of every grammar, and a thread cannot be stopped. What must not be tried in this process at all,
+since it would take for ever or crash, `Trial` finds out first. A grammar that takes longer than a moment there steps
+back behind all others, and such ones never have all threads: hostile ones do not keep the others waiting.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -36,6 +36,8 @@ PATIENCE = 30.0
 KEPT = 64
 """Grammars that are kept when no request has them."""
 THREADS = 4
+SLOW_THREADS = 2
+"""How many of them compile, at the same time, what takes longer than a moment."""
 STACK_BYTES = 64 << 20
 """The library goes down into a grammar with the stack; what it does not need is never touched."""
 
@@ -49,8 +51,11 @@ class Compiles(Protocol):
 class Trial(Protocol):
     """Finds out in a safe place whether a grammar can be compiled at all. Called from several threads."""
 
-    def __call__(self, spec: GrammarSpec) -> None:
-        """Return, whether it compiles or not. Raises RequestError if it must not be tried in this process."""
+    def __call__(self, spec: GrammarSpec, patient: bool) -> bool:
+        """Return, whether it compiles or not; false if that takes longer than a moment, and nobody is `patient`.
+
+        Raises RequestError if it must not be tried in this process.
+        """
         ...
 
     def close(self) -> None:
@@ -118,11 +123,13 @@ class Workshop:
         self._clock = clock
         self._trial = trial
         self._missing = missing
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._making = threading.Lock()
         self._compiler: Compiles | None = None
         self._threads: list[threading.Thread] = []
-        self._jobs: queue.SimpleQueue[weakref.ref[Compilation] | None] = queue.SimpleQueue()
+        self._jobs: deque[weakref.ref[Compilation]] = deque()
+        self._slow_jobs: deque[weakref.ref[Compilation]] = deque()
+        self._num_slow = 0
         self._live: weakref.WeakValueDictionary[GrammarSpec, Compilation] = weakref.WeakValueDictionary()
         self._kept: OrderedDict[GrammarSpec, Compilation] = OrderedDict()
         self._closed = False
@@ -140,7 +147,8 @@ class Workshop:
             made = self._live[spec] = Compilation(spec, self._clock)
             if not self._closed:
                 self._start_threads()
-                self._jobs.put(weakref.ref(made))
+                self._jobs.append(weakref.ref(made))
+                self._lock.notify()
             return made
 
     def close(self) -> None:
@@ -149,8 +157,7 @@ class Workshop:
             self._closed = True
             self._kept.clear()
             threads, self._threads = self._threads, []
-        for _ in threads:
-            self._jobs.put(None)
+            self._lock.notify_all()
         if self._trial is not None:
             self._trial.close()
         for thread in threads:
@@ -169,16 +176,36 @@ class Workshop:
             threading.stack_size(before)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (taken := self._take()) is not None:
+            job, slow = taken
             compilation = job()
-            if compilation is not None and not self._closed:
-                self._compile(compilation)
+            if compilation is not None:
+                self._compile(compilation, patient=slow)
             del compilation
+            if slow:
+                with self._lock:
+                    self._num_slow -= 1
+                    self._lock.notify()
 
-    def _compile(self, compilation: Compilation) -> None:
+    def _take(self) -> tuple[weakref.ref[Compilation], bool] | None:
+        """Wait for something to do, and whether it is known to be slow; None at the end."""
+        with self._lock:
+            while not self._closed:
+                if self._jobs:
+                    return self._jobs.popleft(), False
+                if self._slow_jobs and self._num_slow < SLOW_THREADS:
+                    self._num_slow += 1
+                    return self._slow_jobs.popleft(), True
+                self._lock.wait()
+        return None
+
+    def _compile(self, compilation: Compilation, *, patient: bool) -> None:
         try:
-            if self._trial is not None:
-                self._trial(compilation.spec)
+            if self._trial is not None and not self._trial(compilation.spec, patient):
+                with self._lock:
+                    self._slow_jobs.append(weakref.ref(compilation))
+                    self._lock.notify()
+                return
             matcher = self._ready_compiler().compile(compilation.spec)
         except Exception as error:
             if not isinstance(error, MuroError):

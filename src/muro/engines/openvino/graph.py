@@ -30,6 +30,7 @@ VERSION = 1
 """Counted up when the built graph changes, so that stored ones are made anew."""
 
 _MOST_NAMED = 5
+_PER_TOKEN = ("embed_tokens", "lm_head")
 _TIED = ("lm_head.weight", "output.weight")  # a copy of the embedding that some checkpoints hold
 
 
@@ -92,6 +93,7 @@ class _Decoder:
         self._weights = weights
         self._assigns: list[Node] = []
         self._shapes = _shapes(config)
+        self._rows: dict[str, int] = {}
 
     def build(self, on_layer: Callable[[int], None]) -> ov.Model:
         config = self._config
@@ -115,6 +117,7 @@ class _Decoder:
             hidden = opset13.add(hidden, self._mlp(normed, f"{name}.mlp"))
         hidden = self._norm(hidden, "model.norm")
         head = embedding if config.tie_word_embeddings else self._matrix("lm_head")
+        self._check_rows()
         logits = opset13.matmul(hidden, head, False, True)
         logits.output(0).set_names({"logits"})
         inputs = [ids, mask, positions, self._beam_idx]
@@ -211,9 +214,18 @@ class _Decoder:
         tensor = self._checkpoint.read(name)
         _, module, kind = f".{name}".rsplit(".", 2)
         expected = self._shapes.get(module)
+        if module in _PER_TOKEN:
+            self._rows[module] = tensor.shape[0] if tensor.ndim else 0
+            expected = (self._rows[module], self._config.hidden_size)
         if expected and tensor.shape != (expected if kind == "weight" else expected[:1]):
             raise ConfigError(f"by config.json {name} should have the shape {expected}; it has {tensor.shape}")
         return tensor
+
+    def _check_rows(self) -> None:
+        """Every token that is scored can be looked up, and the other way round. Raises ConfigError."""
+        if len(set(self._rows.values())) > 1:
+            found = " and ".join(f"{rows} rows of {module}" for module, rows in self._rows.items())
+            raise ConfigError(f"the checkpoint does not fit itself: it has {found}")
 
 
 def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

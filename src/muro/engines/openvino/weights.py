@@ -100,7 +100,8 @@ class SafetensorsCheckpoint:
             raise ConfigError(f"{file}: {name} is stored as {entry.dtype}; supported are F32, F16 and BF16")
         begin, end = entry.data_offsets
         shape = entry.shape
-        if begin < 0 or start + end > file.stat().st_size or end - begin != _count(shape) * np.dtype(stored).itemsize:
+        size = _count(shape) * np.dtype(stored).itemsize
+        if begin < 0 or start + end > file.stat().st_size or end - begin != size or min(shape, default=0) < 0:
             raise ConfigError(f"{file} is damaged: {name} does not lie where its header says")
         raw = np.memmap(file, dtype=stored, mode="r", offset=start + begin, shape=shape)
         if entry.dtype == "BF16":  # the upper half of a float32
@@ -150,8 +151,14 @@ class GgufCheckpoint:
                 f"{self._file}: {stored} is quantised as {tensor.tensor_type.name}, which is not supported"
             ) from None
         weight = np.ascontiguousarray(weight, dtype=np.float32)
-        kind = stored.split(".")[-2]
-        return _unpermute(weight, self._permuted[kind]) if kind in self._permuted else weight
+        heads = self._permuted.get(stored.split(".")[-2])
+        if heads is None:
+            return weight
+        if weight.shape[0] % (2 * heads):
+            raise ConfigError(
+                f"{self._file}: {stored} has {weight.shape[0]} rows, which are no pairs for {heads} heads"
+            )
+        return _unpermute(weight, heads)
 
 
 def _weights(names: Iterable[str]) -> list[str]:
@@ -209,7 +216,7 @@ def _read_header(file: Path) -> tuple[int, dict[str, _Entry]]:
             header = msgspec.json.decode(source.read(size), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{file} is no safetensors file that can be read: {error}") from error
     return 8 + size, entries
 

@@ -15,6 +15,8 @@ from muro.errors import ConfigError
 
 SHIPPED = Path(__file__).parent / "profiles"
 
+_UNREADABLE = (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError, msgspec.MsgspecError, ConfigError)
+
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long things take, and what fits. The defaults are about those of a small model on a large device."""
@@ -74,5 +76,5 @@ def load_profile(name: str) -> Profile:
         content = path.read_bytes()
         raw = tomllib.loads(content.decode()) if path.suffix == ".toml" else msgspec.json.decode(content)
         return msgspec.convert(raw, Profile)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.MsgspecError, ConfigError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"profile {name}: {error}") from None

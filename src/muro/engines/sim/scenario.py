@@ -18,6 +18,8 @@ from muro.engines.faults import Fault
 from muro.engines.sim.schedule import NO_CONDITION, When, parse_scheduled, parse_when
 from muro.errors import ConfigError
 
+_UNREADABLE = (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError, msgspec.MsgspecError, ConfigError)
+
 
 class _Scenario(msgspec.Struct, forbid_unknown_fields=True):
     fault: list[dict[str, Any]] = []
@@ -31,7 +33,7 @@ def read_scenario(path: str) -> list[tuple[Fault, When]]:
         raw = tomllib.loads(content.decode()) if file.suffix == ".toml" else msgspec.json.decode(content)
         scenario = msgspec.convert(raw, _Scenario)
         return [_read(dict(entry)) for entry in scenario.fault]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.MsgspecError, ConfigError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"scenario {path}: {error}") from None
 
 

@@ -56,8 +56,9 @@ class Streams:
         # One token stands out so far that no temperature in use would draw another: not to draw is cheaper.
         params = msgspec.structs.replace(params, temperature=0.0)
         if self._tokens == "fixed" and length is None and self._max_model_len <= LENGTH:
-            place = self._text.digest(prompt) % LENGTH
-            return Stream(self._text.tokens, place - len(prompt)), params
+            # Of what an answer has so far, a grammar or a bias may have made something else than the text.
+            place = self._text.digest(prompt[:start]) % LENGTH
+            return Stream(self._text.tokens, place - start), params
         room = max(self._max_model_len - start, 1)
         most = max(1, min(length or room, params.max_tokens or room, room))
         if self._tokens == "echo":

@@ -112,7 +112,7 @@ def words_of(model: Path) -> list[int]:
         return []
     try:
         vocab = msgspec.json.decode(path.read_bytes(), type=_Tokenizer).model.vocab
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     pieces = vocab.items() if isinstance(vocab, dict) else ((piece, i) for i, (piece, _) in enumerate(vocab))
     known = dict(pieces)

@@ -22,9 +22,9 @@ class SleepOptions(msgspec.Struct):
 
 
 class WakeUpOptions(msgspec.Struct):
-    """What to bring back, "weights" or "kv_cache"; none: all."""
+    """What to bring back, "weights" or "kv_cache"; none: all. "scheduling" ends a sleep at level 0."""
 
-    tags: list[str] | None = None
+    tags: list[Literal["weights", "kv_cache", "scheduling"]] | None = None
 
 
 class PauseOptions(msgspec.Struct):

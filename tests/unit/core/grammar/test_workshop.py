@@ -11,7 +11,7 @@ import pytest
 
 from muro.core.grammar import Compilation, GrammarSpec, Workshop
 from muro.core.grammar.library import Matcher
-from muro.core.grammar.workshop import KEPT, PATIENCE, THREADS
+from muro.core.grammar.workshop import KEPT, PATIENCE, SLOW_THREADS, THREADS
 from muro.errors import ConfigError, InvalidRequestError, RequestFailedError, UnsupportedOptionError
 from tests.support.deadline import until
 from tests.support.grammars import matcher
@@ -26,6 +26,7 @@ class Bench:
         self.now = 0.0
         self.threads: set[int] = set()
         self.tried: list[str] = []
+        self.slow: list[str] = []
         self.closed = False
         self.workshop = Workshop(lambda: self, lambda: self.now, self)
 
@@ -40,10 +41,16 @@ class Bench:
             raise ZeroDivisionError("oh")
         return matcher(regex="ab")
 
-    def __call__(self, spec: GrammarSpec) -> None:
+    def __call__(self, spec: GrammarSpec, patient: bool) -> bool:
         self.tried.append(spec.text)
+        if spec.text.startswith("slow"):
+            if not patient:
+                return False
+            self.slow.append(spec.text)
+            assert self.gate.wait(20)
         if spec.text == "deadly":
             raise InvalidRequestError("structured_outputs: deadly", param="structured_outputs")
+        return True
 
     def close(self) -> None:
         self.closed = True
@@ -85,6 +92,17 @@ def test_nobody_waits_for_the_grammar_of_another(bench: Bench) -> None:
     assert not slow.over()
     bench.gate.set()
     until(slow.over)
+
+
+def test_however_many_are_slow_the_others_pass(bench: Bench) -> None:
+    slow = [bench.order(f"slow {i}") for i in range(5 * THREADS)]
+    until(lambda: len(bench.slow) == SLOW_THREADS)
+    until(bench.order("quick").over)
+    assert len(bench.slow) == SLOW_THREADS < THREADS
+    assert not any(one.over() for one in slow)
+    bench.gate.set()
+    assert all(until(one.over) for one in slow)
+    assert Counter(bench.slow) == {f"slow {i}": 1 for i in range(5 * THREADS)}
 
 
 @pytest.mark.parametrize(

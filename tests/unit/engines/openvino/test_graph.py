@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -9,7 +10,8 @@ from muro.engines.openvino import graph
 from muro.engines.openvino.paged import to_paged
 from muro.engines.openvino.weights import open_checkpoint
 from muro.errors import ConfigError
-from muro.models.config import DecoderConfig, RopeScaling
+from muro.models.config import DecoderConfig, RopeScaling, open_model
+from tests.support.checkpoints import write_checkpoint, write_tensors
 from tests.support.openvino_models import family
 
 
@@ -42,6 +44,26 @@ def test_a_missing_tensor_is_named() -> None:
     deeper = msgspec.structs.replace(decoder_config(), num_hidden_layers=3)
     with pytest.raises(ConfigError, match=r"model\.layers\.2\."):
         graph.build_decoder(deeper, open_checkpoint(model), "f32")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("model.embed_tokens.weight", (96 * 32,), r"embed_tokens.weight should have the shape \(3072, 32\)"),
+        ("model.embed_tokens.weight", (96, 32, 1), "embed_tokens.weight should have the shape"),
+        ("lm_head.weight", (32, 96), r"lm_head.weight should have the shape \(32, 32\)"),
+        ("model.embed_tokens.weight", (48, 32), "48 rows of embed_tokens and 96 rows of lm_head"),
+        ("model.embed_tokens.weight", (), r"embed_tokens.weight should have the shape \(0, 32\)"),
+    ],
+)
+def test_tables_of_tokens_must_fit(tmp_path: Path, name: str, shape: tuple[int, ...], says: str) -> None:
+    weights = write_checkpoint(tmp_path, "LlamaForCausalLM")
+    weights[name] = np.resize(weights[name], shape)
+    write_tensors(tmp_path / "model.safetensors", weights)
+    model = open_model(tmp_path)
+    assert model.config.decoder is not None
+    with pytest.raises(ConfigError, match=says):
+        graph.build_decoder(model.config.decoder, open_checkpoint(model), "int8")
 
 
 def test_rotary_frequencies() -> None:

@@ -70,11 +70,22 @@ def test_damaged_headers(tmp_path: Path, content: bytes, says: str) -> None:
 
 def test_tensors_that_cannot_be_read_name_themselves(tmp_path: Path) -> None:
     four = np.float32(1).tobytes()
-    tensors = {"odd": ("I64", (1,), bytes(8)), "short": ("F32", (2,), four), "cut": ("F32", (1,), four)}
+    tensors = {
+        "odd": ("I64", (1,), bytes(8)),
+        "short": ("F32", (2,), four),
+        "negative": ("F32", (-1, -1), four),
+        "cut": ("F32", (1,), four),
+    }
     path = write_safetensors(tmp_path / "x.safetensors", tensors)
     path.write_bytes(path.read_bytes()[:-1])
     checkpoint = SafetensorsCheckpoint([path])
-    for name, says in (("odd", "I64"), ("short", "short does not lie"), ("cut", "damaged"), ("none", "no tensor none")):
+    for name, says in (
+        ("odd", "I64"),
+        ("short", "short does not lie"),
+        ("negative", "damaged"),
+        ("cut", "damaged"),
+        ("none", "no tensor none"),
+    ):
         with pytest.raises(ConfigError, match=says):
             checkpoint.read(name)
 
@@ -92,6 +103,15 @@ def test_gguf_gives_what_the_original_checkpoint_gave(tmp_path: Path) -> None:
     assert checkpoint.unread() == []
     with pytest.raises(ConfigError, match=r"output\.weight \(for lm_head\.weight\)"):
         checkpoint.read("lm_head.weight")
+
+
+def test_heads_that_do_not_fit_the_rows(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    assert model.config.decoder is not None
+    decoder = msgspec.structs.replace(model.config.decoder, num_attention_heads=5)
+    checkpoint = GgufCheckpoint(model.weights[0], decoder)
+    with pytest.raises(ConfigError, match="32 rows, which are no pairs for 5 heads"):
+        checkpoint.read("model.layers.0.self_attn.q_proj.weight")
 
 
 def test_damaged_and_several_gguf_files(tmp_path: Path) -> None:

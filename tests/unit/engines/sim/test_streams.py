@@ -50,6 +50,15 @@ def test_a_length_ends_with_the_end_token_also_of_what_is_resumed(tokens: Tokens
     assert told(rest, length - resumed, prompt) == told(whole, length)[resumed:]
 
 
+@pytest.mark.parametrize("tokens", ["fixed", "echo"])
+def test_what_is_resumed_need_not_be_what_was_told(tokens: Tokens) -> None:
+    """A grammar, a bias or a penalty may have chosen other tokens: what follows stays as it was."""
+    whole, _ = lay_out(tokens, max_tokens=100)
+    prompt = PROMPT + list(b"###")
+    rest, _ = lay_out(tokens, prompt=prompt, max_tokens=100, extra_args={"muro_resumed_tokens": 3})
+    assert told(rest, 50, prompt) == told(whole, 53)[3:]
+
+
 def test_lengths_differ_from_prompt_to_prompt() -> None:
     lengths = {
         lay_out(lengths="uniform:1,1000", prompt=[n], max_tokens=2000, eos_token_id=EOS)[0].tokens.index(EOS)

@@ -114,3 +114,9 @@ def test_a_wrong_option_of_a_query_is_named(query: bytes, param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read_query(query, PauseOptions)
     assert caught.value.param == param
+
+
+def test_only_what_can_be_woken_is_a_tag() -> None:
+    assert read_query(b"tags=weights&tags=scheduling", WakeUpOptions).tags == ["weights", "scheduling"]
+    with pytest.raises(InvalidRequestError, match="tags"):
+        read_query(b"tags=weights&tags=x", WakeUpOptions)
