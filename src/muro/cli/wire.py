@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -244,18 +243,16 @@ def make_app() -> typer.Typer:
 @contextlib.contextmanager
 def _stopping() -> Iterator[Wakeup]:
     """Something that Ctrl-C and SIGTERM set, instead of ending the process."""
+    from muro.child.signals import StopSignals
     from muro.transport.wakeup import Wakeup
 
     with Wakeup() as stop:
-        before = {
-            number: signal.signal(number, lambda number, frame: stop.set())
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        signals = StopSignals(stop.set)
+        signals.install()
         try:
             yield stop
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            signals.restore()
 
 
 def _tell(words: str) -> None:
