@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from muro.errors import RemoteProtocolError
 from muro.probe.script import Saying, Script
@@ -30,6 +31,9 @@ from muro.wire.codec import Marker, OutputDecoder
 from muro.wire.frames import rank_of
 from muro.wire.handshake import Addresses, Expected, FrontendHandshake, Init
 from muro.wire.output import UtilityOutput
+
+LAST_WORDS_MS: Final = 300
+"""How long what an engine said before its end may take to come."""
 
 
 def as_front_end(script: Script, address: str, pace: Pace, stop: Wakeup, tell: Callable[[str], None]) -> Result:
@@ -72,7 +76,9 @@ class _FrontEnd:
         self._faults: list[str] = []
         self._heard_at = 0.0
         self._stopped = False
-        self._dead = False
+        self._died = any(engine.died for engine in script.engines.values())
+        self._dead = ""
+        """How an engine's death was noticed."""
         self._joined = False
 
     def bind(self, address: str, directory: EndpointDirectory, stop: Wakeup) -> None:
@@ -126,10 +132,14 @@ class _FrontEnd:
             self._send(saying)
             self._pump.poll(0)
         self._heard_at = time.monotonic()
-        while (self._open or self._pending) and not (self._stopped or self._dead):
+        while (self._open or self._pending or self._died) and not (self._stopped or self._dead):
             if not self._wait():
                 self._faults.append(f"nothing was heard for {self._pace.patience:g} s while answers were due")
                 break
+        while (
+            self._dead and not self._stopped and self._pump.poll(LAST_WORDS_MS)
+        ):  # what it said may come after its end
+            pass
 
     def result(self) -> Result:
         result = Result(notes=notes_of(self._script), differences=self._faults)
@@ -150,11 +160,10 @@ class _FrontEnd:
             result.differences += compare_request(asked, heard)
         for called in calls:
             result.differences += compare_call(called, self._answers.get(called.call.call_id))
-        died = any(engine.died for engine in self._script.engines.values())
-        if self._dead != died:
-            result.differences.append(
-                "an engine has died; in the recording none did" if self._dead else "no engine died"
-            )
+        if self._dead and not self._died:
+            result.differences.append(f"an engine has died ({self._dead}); in the recording none did")
+        elif self._died and not self._dead:
+            result.differences.append("no engine has died; in the recording one did")
         return result
 
     def close(self) -> None:
@@ -216,7 +225,7 @@ class _FrontEnd:
             self._faults.append(f"an output cannot be read: {error.message}")
             return
         if isinstance(message, Marker):
-            self._dead = True
+            self._dead = "it has announced that"
             return
         if (answer := message.utility_output) is not None:
             self._answers[answer.call_id] = answer
@@ -233,13 +242,11 @@ class _FrontEnd:
     def _look(self) -> None:
         news = None if self._monitor is None else self._monitor.read()
         if news is not None and news[0] is Change.DOWN and self._joined and not self._dead:
-            self._dead = True
-            self._faults.append("the connection of an engine has ended")
+            self._dead = "its connection has ended"
 
     def _send(self, saying: Saying) -> None:
         if not send_nowait(self._inputs[saying.client], [saying.peer, *saying.frames]):
-            self._faults.append(f"engine {rank_of(saying.peer)} is not connected any more")
-            self._dead = True
+            self._dead = self._dead or f"engine {rank_of(saying.peer)} is not connected any more"
             return
         self._sent.append(saying)
         if (asked := saying.asked) is not None:

@@ -322,7 +322,7 @@ def _embeds(value: Any) -> Any:
         return None
     place = value[2]
     if isinstance(place, msgspec.msgpack.Ext):
-        place = msgspec.msgpack.Ext(place.code, bytes(len(place.data)))
+        place = msgspec.msgpack.Ext(place.code, bytes(memoryview(place.data).nbytes))
     elif type(place) is not int:
         return None
     return [value[0], [_number(extent) for extent in value[1]], place]
