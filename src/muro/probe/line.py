@@ -17,7 +17,7 @@ from muro.probe.journal import Journal
 from muro.probe.recording import Direction, Role
 from muro.transport.monitor import Change, Monitor
 from muro.transport.pump import Pump
-from muro.transport.sockets import Frame, Socket, close, receive_from, send_nowait
+from muro.transport.sockets import Frame, Socket, close, receive_from, receive_nowait, send_nowait
 
 QUEUED: Final = 1000
 """Messages that wait in each direction before no more are read."""
@@ -172,18 +172,22 @@ class Line:
                 self._pump.remove(source)
 
     def _hear(self) -> list[Frame] | None:
-        while (received := receive_from(self.near)) is not None:
-            frames, descriptor = received
-            if not self._addressed:
-                return frames
+        if not self._addressed:
+            return receive_nowait(self.near)
+        while True:
+            if self._descriptor:
+                frames = receive_nowait(self.near)
+            else:
+                frames, descriptor = receive_from(self.near) or (None, 0)
+                if frames is not None:
+                    self._identity, self._descriptor = bytes(frames[0]), descriptor
+                    self._look_near()
+            if frames is None:
+                return None
             identity = bytes(frames.pop(0))
-            if not self._descriptor:
-                self._identity, self._descriptor = identity, descriptor
-                self._look_near()
             if identity == self._identity:
                 return frames
             self._event(f"somebody else ({identity[:8].hex()}) spoke on the engine's socket and was not passed on")
-        return None
 
     def _tell(self, frames: list[Frame]) -> bool:
         if self._far is None:
@@ -195,9 +199,7 @@ class Line:
         return send_nowait(self._far, frames)
 
     def _hear_far(self) -> list[Frame] | None:
-        if self._far is None or not self._two_way or (received := receive_from(self._far)) is None:
-            return None
-        return received[0]
+        return receive_nowait(self._far) if self._far is not None and self._two_way else None
 
     def _tell_near(self, frames: list[Frame]) -> bool:
         return send_nowait(self.near, [self._identity, *frames] if self._addressed else frames)

@@ -19,8 +19,9 @@ from muro.wire.arrays import Tensor
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
 from muro.wire.handshake import Hello, Init, Ready, ReadyResponse
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
-from muro.wire.request import EngineCoreRequest
+from muro.wire.request import EngineCoreRequest, SamplingParams
 
+DEFAULT_MAX_TOKENS: Final = SamplingParams().max_tokens
 SHOWN_TOKENS: Final = 8
 SHOWN_BYTES: Final = 48
 SHOWN_TEXT: Final = 200
@@ -31,7 +32,8 @@ _ARROWS: Final = {Direction.TO_ENGINE: "->", Direction.TO_FRONTEND: "<-", Direct
 class Filter(msgspec.Struct, frozen=True):
     """Which messages are shown; empty lets all through.
 
-    `request` is an id, or the beginning of one up to a hyphen: front-ends append something to what their users see.
+    `request` is an id, or the beginning of one up to a hyphen: front-ends append something to what their users see, and
+    muro's shows them ids that begin with the kind of the answer.
     """
 
     request: str = ""
@@ -45,7 +47,10 @@ class Filter(msgspec.Struct, frozen=True):
 
     def is_meant(self, request_id: str) -> bool:
         """Whether it is the request that is asked for."""
-        return not self.request or request_id == self.request or request_id.startswith(f"{self.request}-")
+        if not self.request:
+            return True
+        asked = self.request, self.request.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        return any(request_id == one or request_id.startswith(f"{one}-") for one in asked)
 
 
 def heading(header: Header) -> str:
@@ -88,7 +93,7 @@ def _line(message: Message, wanted: Filter) -> str:
     client = "" if record.client is None else f"c{record.client}"
     start = f"{record.at:12.6f} {client:>3} {_ARROWS[record.direction]} {peer_name(record.peer):<4}"
     words = f"{start} {record.role.value:<9} {message.kind.value:<9} {_summary(message, wanted)}"
-    if record.withheld and message.value is not None:
+    if record.withheld and message.value is not None and record.withheld != ["new_token_ids"]:  # as in all outputs
         words += f"  (withheld: {', '.join(record.withheld)})"
     return words.rstrip()
 
@@ -113,6 +118,8 @@ def _request(message: Message, request: EngineCoreRequest) -> str:
     if request.mm_features:
         words.append(f"{len(request.mm_features)} {request.mm_features[0].modality}")
     params: Any = request.sampling_params or request.pooling_params
+    if request.sampling_params is not None and request.sampling_params.max_tokens == DEFAULT_MAX_TOKENS:
+        words.append(f"max_tokens={DEFAULT_MAX_TOKENS}")  # the most important one even if it is the default
     if params is not None:
         words += [f"{name}={_plain(value)}" for name, value in _set_fields(params) if _is_short(value)]
     for name in ("current_wave", "priority", "data_parallel_rank", "lora_request", "resumable"):

@@ -54,6 +54,8 @@ def test_what_was_withheld_is_said() -> None:
     hidden = added(ask("r-1", 7, [0, 0, 0]), withheld=["prompt_token_ids"])
     assert "prompt 3 tokens max_tokens=7" in one(hidden)
     assert one(hidden).endswith("(withheld: prompt_token_ids)")
+    assert "withheld" not in one(gave(output("r-1", 0), withheld=["new_token_ids"])), "it is so in all of them"
+    assert "prompt 1 tokens (7) max_tokens=16 [" in one(added(ask("r-1", 16, [7]))), "told although it is the default"
 
 
 def test_control_messages() -> None:
@@ -126,6 +128,9 @@ def test_filters() -> None:
     ]
     found = shown(*records, wanted=Filter("cmpl-1"))
     assert len(found) == 2 and not any("cmpl-12" in line for line in found)
+    assert shown(added(ask("abc-0-0")), added(ask("abcd")), wanted=Filter("chatcmpl-abc")) == shown(
+        added(ask("abc-0-0"))
+    )
     found = shown(*records, wanted=Filter(kinds=frozenset({Kind.ABORT, Kind.HELLO})))
     assert [" hello " in line or " abort " in line for line in found] == [True, True]
 
