@@ -1,6 +1,7 @@
 """A tap between bare sockets: whatever passes, passes unchanged, and an end of one side is seen by the other."""
 
 import re
+import resource
 import stat
 from pathlib import Path
 
@@ -84,6 +85,21 @@ def test_thousands_of_messages_keep_their_order(tmp_path: Path) -> None:
     assert re.search(rf"^output +to-frontend +{count} messages +\d+ bytes$", report, re.M), report
     aborts = [message.ids for message in recorded(tmp_path / "rec") if message.kind is Kind.ABORT]
     assert aborts == [{str(number)} for number in range(count)]
+
+
+def test_a_slow_reader_is_waited_for_and_loses_nothing() -> None:
+    count, filling = 4000, b"x" * 10_000  # more than lies in all queues and in the kernel
+    with Ends(limit=2) as ends, tapped(ends.address) as tap:
+        ends.join(tap.address)
+        for number in range(count):
+            ends.to_engine(0, b"%d" % number, filling)
+            ends.to_front_end(0, b"%d" % number, filling)
+        resident = int(Path(f"/proc/{tap.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        assert resident < 250 << 20
+        for number in range(count):
+            assert heard(ends.engine_inputs[0]) == [b"%d" % number, filling]
+        for number in range(count):
+            assert heard(ends.outputs[0]) == [b"%d" % number, filling]
 
 
 def test_several_engines_with_their_own_lines(tmp_path: Path) -> None:

@@ -110,14 +110,15 @@ def heard(socket: Socket, within: float = PATIENCE) -> list[bytes]:
 class Ends:
     """Both ends of a wire, made of bare sockets: a front-end with some clients, and an engine.
 
-    With a coordinator if that is wanted; nothing is checked by anybody.
+    With a coordinator if that is wanted; nothing is checked by anybody. `limit`: messages that wait at a reader.
     """
 
-    def __init__(self, clients: int = 1, rank: int = 0, *, coordinator: bool = False) -> None:
+    def __init__(self, clients: int = 1, rank: int = 0, *, coordinator: bool = False, limit: int = 0) -> None:
         self.identity = identity_of(rank)
         self.handshake = bind_router(HERE)
         self.inputs = [bind_router(HERE) for _ in range(clients)]
-        self.outputs = [bind_pull(HERE) for _ in range(clients)]
+        self.outputs = [bind_pull(HERE, receive_limit=limit) for _ in range(clients)]
+        self._limit = limit
         self.publisher = bind_xpub(HERE) if coordinator else None
         self.collector = bind_pull(HERE) if coordinator else None
         self.engine_handshake: Socket | None = None
@@ -150,7 +151,7 @@ class Ends:
         send_nowait(self.handshake, [self.identity, encode_init(self.init)])
         init = engine.receive(heard(self.engine_handshake)[0])
         for address in init.addresses.inputs:
-            self.engine_inputs.append(connect_dealer(address, self.identity, linger_ms=0))
+            self.engine_inputs.append(connect_dealer(address, self.identity, linger_ms=0, receive_limit=self._limit))
         for address in init.addresses.outputs:
             self.engine_outputs.append(connect_push(address, linger_ms=0))
         for client, socket in enumerate(self.engine_inputs):
