@@ -215,3 +215,11 @@ def test_what_is_refused(tmp_path: Path, flags: list[str], words: str) -> None:
     done = run(["-m", "muro", "wire", "tap", *given])
     assert done.code == 2 and words in done.err, done.err
     assert (tmp_path / "there").read_text() == "precious"
+
+
+def test_a_tap_that_cannot_listen_leaves_no_recording(tmp_path: Path) -> None:
+    with Ends() as ends:
+        taken = ["--listen", ends.address, "--to", "tcp://127.0.0.1:9"]
+        done = run(["-m", "muro", "wire", "tap", *taken, "--record", str(tmp_path / "rec")])
+    assert done.code == 2 and "another process listens there" in done.err
+    assert not (tmp_path / "rec").exists()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from muro.probe.journal import Journal
-    from muro.probe.recording import Recorder
+    from muro.probe.recording import Header, Recorder
     from muro.probe.verdict import Result
     from muro.transport.wakeup import Wakeup
 
@@ -127,10 +127,10 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 @flags(TapOptions)
 def tap(options: TapOptions) -> None:
     """See `TAP_HELP`."""
-    import time
+    import os
 
     from muro.probe.journal import Journal
-    from muro.probe.recording import Header, Recorder, create
+    from muro.probe.recording import Recorder, create
     from muro.probe.tap import Tap, check_addresses
     from muro.probe.withholding import Withholder
     from muro.transport.sockets import flush
@@ -140,25 +140,19 @@ def tap(options: TapOptions) -> None:
     withholder = None if options.with_prompts else Withholder(options.max_frame_bytes)
     if options.record is not None:
         recorder = Recorder(create(options.record), options.max_file_bytes)
-        recorder.begin(
-            Header(
-                started=time.time(),
-                listen=options.listen,
-                to=options.to,
-                prompts=options.with_prompts,
-                max_frame_bytes=options.max_frame_bytes,
-                max_file_bytes=options.max_file_bytes,
-            )
-        )
     journal = Journal(recorder, withholder, options.max_frame_bytes, _tell)
     try:
         with _stopping() as stop, Tap(options.listen, options.to, journal, insecure=options.insecure_tcp) as tapped:
+            if recorder is not None:
+                recorder.begin(_header(options, tapped.address))
             _tell(f"engines dial {tapped.address}; their front-end is {options.to}   (Ctrl-C ends it)")
             tapped.run(stop)
         flush(2.0)
     finally:
         if recorder is not None:
             recorder.close()
+            if not recorder.size and options.record is not None:  # nobody could listen
+                os.unlink(options.record)
     _print_counts(journal, recorder, options.record)
 
 
@@ -253,6 +247,21 @@ def _stopping() -> Iterator[Wakeup]:
             yield stop
         finally:
             signals.restore()
+
+
+def _header(options: TapOptions, listen: str) -> Header:
+    import time
+
+    from muro.probe.recording import Header
+
+    return Header(
+        started=time.time(),
+        listen=listen,
+        to=options.to,
+        prompts=options.with_prompts,
+        max_frame_bytes=options.max_frame_bytes,
+        max_file_bytes=options.max_file_bytes,
+    )
 
 
 def _tell(words: str) -> None:
