@@ -50,7 +50,7 @@ def run(arguments: list[str], text: str | None = None, *, cwd: Path = ROOT, **en
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    return {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **more}
 
 
 def line(program: "subprocess.Popen[str]") -> str:

@@ -181,9 +181,9 @@ def bind_pull(
     return _bind(_socket(zmq.PULL, 0, max_bytes, receive_limit), address, guard)
 
 
-def bind_xpub(address: str, *, verbose: bool = True, linger_ms: int = 0) -> Socket:
+def bind_xpub(address: str, *, verbose: bool = True, linger_ms: int = 0, unlimited: bool = False) -> Socket:
     """An XPUB of the coordinator; verbose: every repeated subscription is delivered. Raises ConfigError."""
-    socket = _socket(zmq.XPUB, linger_ms, None, unlimited=False)
+    socket = _socket(zmq.XPUB, linger_ms, None, unlimited=unlimited)
     socket.setsockopt(zmq.XPUB_VERBOSE, int(verbose))
     return _bind(socket, address, None)
 
@@ -209,17 +209,26 @@ def connect_dealer(
     return _connect(socket, address, dial)
 
 
-def connect_push(address: str, *, linger_ms: int = OUTPUT_LINGER_MS, dial: Dial = PLAIN) -> Socket:
+def connect_push(address: str, *, linger_ms: int = OUTPUT_LINGER_MS, send_limit: int = 0, dial: Dial = PLAIN) -> Socket:
     """A PUSH towards one front-end or the coordinator; takes messages before the connection stands."""
-    return _connect(_socket(zmq.PUSH, linger_ms, None), address, dial)
+    socket = _socket(zmq.PUSH, linger_ms, None)
+    limit_sending(socket, send_limit)
+    return _connect(socket, address, dial)
 
 
-def connect_xsub(address: str, identity: bytes | None = None, *, linger_ms: int = 0, dial: Dial = PLAIN) -> Socket:
+def connect_xsub(
+    address: str, identity: bytes | None = None, *, linger_ms: int = 0, dial: Dial = PLAIN, unlimited: bool = False
+) -> Socket:
     """An XSUB: an engine's ear to the coordinator (with its identity), or a front-end's (without)."""
-    socket = _socket(zmq.XSUB, linger_ms, None, unlimited=False)
+    socket = _socket(zmq.XSUB, linger_ms, None, unlimited=unlimited)
     if identity is not None:
         socket.setsockopt(zmq.ROUTING_ID, identity)
     return _connect(socket, address, dial)
+
+
+def limit_sending(socket: Socket, messages: int) -> None:
+    """Let a socket that is not bound or connected yet take no more messages than these before some have left."""
+    socket.setsockopt(zmq.SNDHWM, messages)
 
 
 def bound_address(socket: Socket) -> str:
