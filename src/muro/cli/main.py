@@ -74,7 +74,7 @@ def _run() -> None:
         from muro.errors import MissingExtraError
 
         raise MissingExtraError("the command line", "cli") from None
-    from muro.cli import bench, chat, keys, pull, serve
+    from muro.cli import bench, chat, keys, pull, serve, wire
     from muro.cli.help import Command
 
     app = typer.Typer(
@@ -98,6 +98,7 @@ def _run() -> None:
     app.command("pull", cls=Command, help=pull.HELP)(pull.pull)
     app.add_typer(keys.make_app(), name="keys", short_help="Keys for engines and front-ends on different machines.")
     app.add_typer(bench.make_app(), name="bench", short_help="Measure: the wall, a server, the bare model.")
+    app.add_typer(wire.make_app(), name="wire", short_help="Look at what engines and front-ends say to each other.")
 
     @app.command("version", help="Print the version.")
     def show_version() -> None:
