@@ -1,8 +1,6 @@
 """`muro wire check` finds what is wrong with each broken peer, and nothing wrong with ours."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -10,9 +8,9 @@ import pytest
 from muro.probe.check import Outcome, Report, check_engine, check_frontend
 from muro.probe.check.engine_exam import Patience
 from muro.testing.broken import BROKEN_ENGINES, BROKEN_FRONTENDS
-from tests.support.broken import CORRECT_ENGINE, CORRECT_FRONTEND, handshake_address, peer
+from tests.support.broken import CORRECT_ENGINE, CORRECT_FRONTEND, SOURCES, handshake_address, peer
 from tests.support.elsewhere import engine_elsewhere, free_port
-from tests.support.programs import ROOT, environment, line, run
+from tests.support.programs import line, run
 from tests.support.server import Server
 
 SHORT = Patience(hello=2.0, loading=2.0, answer=1.0)
@@ -82,7 +80,7 @@ def test_without_users_only_what_is_seen_is_judged() -> None:
 @pytest.mark.parametrize(
     ("engine", "options", "unasked"),
     [
-        ("echo", {}, {"seed", "stop_token", "eos", "min_tokens", "logprobs"}),
+        ("echo", {}, {"seed", "stop_token", "eos", "min_tokens", "logprobs", "prefill", "stats"}),
         ("sim", {"tokens": "sampled", "max_model_len": 4096}, set()),
     ],
 )
@@ -106,7 +104,7 @@ def test_our_front_end_passes() -> None:
 
 def test_the_command_prints_a_table_and_says_with_its_code_how_it_went() -> None:
     with handshake_address() as address, peer("one-too-many", address):
-        done = run(["-m", "muro", "wire", "check", "--engine", address, "--patience", "2"])
+        done = run(["-m", "muro", "wire", "check", "--engine", address, "--patience", "2"], PYTHONPATH=SOURCES)
     assert done.code == 1, done.err
     (row,) = [line for line in done.out.splitlines() if line.startswith("does not")]
     assert "max_tokens" in row
@@ -116,7 +114,7 @@ def test_the_command_prints_a_table_and_says_with_its_code_how_it_went() -> None
 
 def test_the_command_prints_json() -> None:
     with handshake_address() as address, peer(CORRECT_ENGINE, address):
-        done = run(["-m", "muro", "wire", "check", "--engine", address, "--json"])
+        done = run(["-m", "muro", "wire", "check", "--engine", address, "--json"], PYTHONPATH=SOURCES)
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["passed"] and {"case", "must", "why", "outcome", "seen"} == set(found["cases"][0])
@@ -136,26 +134,19 @@ def test_the_command_prints_json() -> None:
     ],
 )
 def test_settings_that_make_no_sense(flags: list[str]) -> None:
-    done = run(["-m", "muro", "wire", "check", *flags])
+    done = run(["-m", "muro", "wire", "check", *flags], PYTHONPATH=SOURCES)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("muro: ")
 
 
 def test_broken_peers_are_listed() -> None:
-    done = run(["-m", "muro.testing.broken"])
+    done = run(["-m", "muro.testing.broken"], PYTHONPATH=SOURCES)
     assert done.code == 0
     assert all(name in done.out for name in (*BROKEN_ENGINES, *BROKEN_FRONTENDS))
     assert len(BROKEN_ENGINES) + len(BROKEN_FRONTENDS) >= 20
 
 
 def test_a_broken_peer_that_is_not_there() -> None:
-    assert (
-        subprocess.run(
-            [sys.executable, "-m", "muro.testing.broken", "unbroken", "ipc:///tmp/x"],
-            cwd=ROOT,
-            env=environment(),
-            capture_output=True,
-            check=False,
-        ).returncode
-        == 2
-    )
+    done = run(["-m", "muro.testing.broken", "unbroken", "ipc:///tmp/x"], PYTHONPATH=SOURCES)
+    assert done.code == 2
+    assert "no broken peer 'unbroken'" in done.err

@@ -1,6 +1,7 @@
 """Broken and correct peers as processes of their own."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -9,7 +10,10 @@ from collections.abc import Iterator
 from muro.testing.broken.__main__ import CORRECT_ENGINE, CORRECT_FRONTEND
 from tests.support.programs import ROOT, environment
 
-__all__ = ["CORRECT_ENGINE", "CORRECT_FRONTEND", "handshake_address", "peer"]
+__all__ = ["CORRECT_ENGINE", "CORRECT_FRONTEND", "SOURCES", "handshake_address", "peer"]
+
+SOURCES = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
+"""For PYTHONPATH: what is tested is what lies beside the tests, whatever is installed."""
 
 
 @contextlib.contextmanager
@@ -25,7 +29,7 @@ def peer(name: str, address: str) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
         [sys.executable, "-m", "muro.testing.broken", name, address],
         cwd=ROOT,
-        env=environment(),
+        env=environment(PYTHONPATH=SOURCES),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -49,7 +49,10 @@ class MemoryEngineLink:
         return self._time
 
     def terminate(self) -> bool:
-        self._take(self._engine.stop())
+        try:
+            self._take(self._engine.stop())
+        except Died as died:
+            self._take(death_notices(died.told))
         self._alive = False
         return True
 

@@ -76,6 +76,7 @@ class UserAsk:
         self._body = body
         self._thread = threading.Thread(target=self._run, name="muro-check-user", daemon=True)
         self._left = False
+        self._socket: socket.socket | None = None
         self.status = 0
         self.begun = False
         self.finish_reason: str | None = None
@@ -96,14 +97,15 @@ class UserAsk:
     def leave(self) -> None:
         """Hang up, and wait for the thread's end."""
         self._left = True
-        if (raw := self._connection.sock) is not None:
+        if self._socket is not None:
             with contextlib.suppress(OSError):
-                raw.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(TIMEOUT_S)
 
     def _run(self) -> None:
         try:
             self._connection.connect()
+            self._socket = self._connection.sock  # the connection forgets it when the answer is its last
             if self._left:
                 return
             payload = json.dumps(self._body)

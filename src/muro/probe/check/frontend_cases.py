@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from muro.probe.check.frontend_exam import QUIET_S, FrontendExam
+from muro.probe.check.frontend_exam import QUIET_S, Ask, FrontendExam
 from muro.probe.check.report import Broken, Case, NotAsked
 from muro.wire.frames import ENGINE_CORE_DEAD
 from muro.wire.releases import LAYOUTS
@@ -22,6 +22,8 @@ CASES: Final[list[tuple[Case, Examine]]] = []
 """All cases, in the order in which they are run."""
 
 FOREVER: Final = 3000
+LINGER_S: Final = 2.0
+"""Seconds from the death notice to the end of the connections; engines take up to 4."""
 READS_MORE_SINCE: Final = 22
 """Elements of an ADD from which on a front-end ignores elements of outputs that it does not know."""
 
@@ -176,26 +178,37 @@ def unreadable(exam: FrontendExam) -> str:
 
 @case("A killed engine sends nothing; one that has failed sends this.")
 def death(exam: FrontendExam) -> str:
-    """After a death notice its users' requests fail at once, those under way and new ones."""
+    """When an engine announces its death and goes, requests under way fail for their users, and no new one is served."""
     asked = exam.ask(max_tokens=FOREVER, stream=True)
     _arrived(exam)
     exam.until(lambda: asked.begun, "nothing of a streamed answer")
     exam.watch.live.clear()
     exam.link.send(0, [ENGINE_CORE_DEAD])
+    _wait_for(exam, asked)
+    heeded = "at the notice" if asked.done else "when its connections had ended"
+    exam.link.leave()
     exam.until(lambda: asked.done, "the request under way did not end")
     if not asked.failed:
         raise Broken(f"the request under way ended with {asked.finish_reason!r}, as if all were well")
     later = exam.ask()
-    exam.until(lambda: later.done, "a new request did not end")
-    if not later.failed:
+    _wait_for(exam, later)
+    if later.done and not later.failed:
         raise Broken("a new request was served")
-    return f"failures, the new one with status {later.status}"
+    new = f"fails with status {later.status}" if later.done else "waits for another engine"
+    return f"it failed {heeded}, and a new one {new}"
 
 
 def _needs_users(exam: FrontendExam) -> None:
     """What comes of a case is seen by asking afterwards."""
     if not exam.link.has_users:
         raise NotAsked("its HTTP API is not known (--http)")
+
+
+def _wait_for(exam: FrontendExam, asked: Ask) -> None:
+    """Give an answer LINGER_S to end."""
+    end = exam.link.now() + LINGER_S
+    while not asked.done and exam.link.now() < end:
+        exam.listen(QUIET_S / 10)
 
 
 def _arrived(exam: FrontendExam) -> EngineCoreRequest:

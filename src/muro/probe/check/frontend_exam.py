@@ -136,6 +136,10 @@ class FrontendLink(Protocol):
         """Whether the front-end's sockets have gone."""
         ...
 
+    def leave(self) -> None:
+        """Close all sockets, as a process does that ends."""
+        ...
+
     def greet_again(self, hello: bytes) -> None:
         """Say HELLO once more: over the connection, and over another one with the same identity."""
         ...

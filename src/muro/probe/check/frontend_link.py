@@ -23,6 +23,9 @@ from muro.transport.sockets import Frame, Socket, close, connect_dealer, connect
 from muro.wire.frames import identity_of
 from muro.wire.handshake import Addresses
 
+LINGER_MS = 1000
+"""How long last words go on trying to leave."""
+
 
 def check_frontend(
     address: str,
@@ -88,11 +91,7 @@ class FrontendSockets:
     ) -> None:
         if self._api is not None:
             self._api.close()
-        for socket in (self._handshake, self._again, *self._inputs, *self._outputs):
-            if socket is not None:
-                close(socket, 0)
-        for monitor in self._monitors:
-            monitor.close()
+        self.leave()
 
     @property
     def has_users(self) -> bool:
@@ -104,6 +103,14 @@ class FrontendSockets:
     def say(self, payload: bytes) -> None:
         if self._handshake is not None:
             send_nowait(self._handshake, [payload])
+
+    def leave(self) -> None:
+        self._pump = Pump()
+        for socket in (self._handshake, self._again, *self._inputs, *self._outputs):
+            if socket is not None:
+                close(socket, LINGER_MS)
+        for monitor in self._monitors:
+            monitor.close()
 
     def greet_again(self, hello: bytes) -> None:
         self.say(hello)
@@ -136,7 +143,10 @@ class FrontendSockets:
     def hear(self, within: float) -> FromFrontend | None:
         end = time.monotonic() + within
         while not self._heard and (left := end - time.monotonic()) > 0:
-            self._pump.poll(int(left * 1000) + 1)
+            if len(self._pump):
+                self._pump.poll(int(left * 1000) + 1)
+            else:
+                time.sleep(left)  # it has left: nothing more will be heard
         return self._heard.popleft() if self._heard else None
 
     def ask(self, body: dict[str, Any]) -> UserAsk:

@@ -53,7 +53,8 @@ class EngineHooks(msgspec.Struct, frozen=True, kw_only=True):
     hello: Callable[[Map], Map | None] = _same
     ready_response: Callable[[int, Map], Map | None] = lambda client, ready: ready
     ready: Callable[[Map], Map | None] = _same
-    unreadable: Callable[[], None] = lambda: None
+    readable: Callable[[Sequence[Frame]], bool] = lambda frames: True
+    unreadable: Callable[[Sequence[Frame]], None] = lambda frames: None
     request: Callable[[EngineCoreRequest], EngineCoreRequest] = _same
     serving: Callable[[int], None] = lambda number: None
     """Told how many requests there are, when one more has come."""
@@ -65,6 +66,8 @@ class EngineHooks(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a request waits because of a pause."""
     message: Callable[[Tree], list[Tree]] = lambda message: [message]
     client: Callable[[int], int] = _same
+    stopped: Callable[[], None] = lambda: None
+    """The process was asked to stop."""
 
 
 class _Live(msgspec.Struct):
@@ -136,9 +139,11 @@ class MinimalEngine:
     def receive(self, client: int, frames: Sequence[Frame]) -> list[Out]:
         """A message from the input socket of a client. Raises Died."""
         try:
+            if not self._hooks.readable(frames):
+                raise RemoteProtocolError("refused")
             message = self._decoder.decode(frames)
         except RemoteProtocolError:
-            self._hooks.unreadable()
+            self._hooks.unreadable(frames)
             known = self._decoder.salvage(frames)
             return [] if known is None else self._end(client, known[0], FinishReason.ERROR)
         return self._take(client, message)
@@ -156,10 +161,9 @@ class MinimalEngine:
         return out
 
     def stop(self) -> list[Out]:
-        """End everything: the process was asked to stop."""
-        return [
-            out for client, request_id in list(self._live) for out in self._end(client, request_id, FinishReason.ABORT)
-        ]
+        """End everything: the process was asked to stop. Raises Died."""
+        self._hooks.stopped()
+        return self._end_all()
 
     def _take(self, client: int, message: Request) -> list[Out]:
         if isinstance(message, AbortRequest):
@@ -203,7 +207,7 @@ class MinimalEngine:
     def _pause(self, args: list[Any]) -> None:
         self._paused = True
         if args[:1] == ["abort"]:
-            self._last_words = self.stop()
+            self._last_words = self._end_all()
 
     def _resume(self, args: list[Any]) -> None:
         self._paused = False
@@ -255,6 +259,9 @@ class MinimalEngine:
             "prefix_cache_stats": {"reset": False, **prefix},
             "kv_cache_eviction_events": [],
         }
+
+    def _end_all(self) -> list[Out]:
+        return [out for client, name in list(self._live) for out in self._end(client, name, FinishReason.ABORT)]
 
     def _end(self, client: int, request_id: str, reason: FinishReason) -> list[Out]:
         self._live.pop((client, request_id), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,9 @@ from muro.testing.broken.engine import (
     Map,
     Tree,
 )
+from muro.wire.codec.headers import array_length
 from muro.wire.control import StartDPWave, UtilityRequest
+from muro.wire.frames import Frame, RequestType
 from muro.wire.request import EngineCoreRequest, SamplingParams
 
 _KEYS_25: Final = (
@@ -190,6 +193,39 @@ def _die(*_: Any) -> None:
     raise Died
 
 
+def _few_elements(frames: Sequence[Frame]) -> bool:
+    return frames[0] != RequestType.ADD or len(frames) < 2 or array_length(frames[1]) <= 22
+
+
+def _dies_of_nothing(frames: Sequence[Frame]) -> None:
+    if len(frames) < 2 or (bytes(frames[0]) <= RequestType.UTILITY and not frames[1]):
+        raise Died
+
+
+def _dies_of_a_text(frames: Sequence[Frame]) -> None:
+    if len(frames) > 1 and b"no map" in bytes(frames[1]):
+        raise Died
+
+
+def _believes(frames: Sequence[Frame]) -> None:
+    if len(frames) > 1 and array_length(frames[1]) > 1 << 30:
+        raise Died
+
+
+def _dies_of_twice(ids: list[str]) -> list[str]:
+    if len(set(ids)) < len(ids):
+        raise Died
+    return ids
+
+
+def _all_is_well(method: str, answer: Tree) -> Tree:
+    return [*answer[:1], None, [None, None]] if method in ("sleep", "profile") else answer
+
+
+def _stopped() -> None:
+    raise Died(told=[0, 1])
+
+
 def _half_a_notice(wave: StartDPWave) -> None:
     raise Died(told=[0])
 
@@ -289,6 +325,17 @@ BROKEN_ENGINES: Final[dict[str, BrokenEngine]] = {
     "old-wake-up": BrokenEngine(
         "says that it is 0.33, and answers wake_up with nil", ("wake_up",), EngineHooks(answer=_old_wake_up)
     ),
+    "refuses-more": BrokenEngine(
+        "refuses requests with more elements than it knows", ("other_lengths",), EngineHooks(readable=_few_elements)
+    ),
+    "dies-of-second-abort": BrokenEngine(
+        "ends at an ABORT that names a request twice", ("abort_again",), EngineHooks(aborted=_dies_of_twice)
+    ),
+    "all-is-well": BrokenEngine(
+        "answers calls with wrong arguments as if they were right",
+        ("wrong_arguments",),
+        EngineHooks(answer=_all_is_well),
+    ),
     "half-a-notice": BrokenEngine(
         "ends at START_DP_WAVE, and tells the first front-end process alone",
         ("death_notice", "wave"),
@@ -297,4 +344,14 @@ BROKEN_ENGINES: Final[dict[str, BrokenEngine]] = {
     "dies-of-junk": BrokenEngine(
         "ends at the first message that it cannot read", ("unknown_type",), EngineHooks(unreadable=_die)
     ),
+    "dies-of-nothing": BrokenEngine(
+        "ends at a message without a payload", ("undecodable",), EngineHooks(unreadable=_dies_of_nothing)
+    ),
+    "dies-of-wrong-request": BrokenEngine(
+        "ends at a request whose parameters are a text", ("wrong_request",), EngineHooks(unreadable=_dies_of_a_text)
+    ),
+    "believes-sizes": BrokenEngine(
+        "ends at a message that claims to be huge", ("absurd_sizes",), EngineHooks(unreadable=_believes)
+    ),
+    "dies-at-sigterm": BrokenEngine("fails when it is asked to stop", ("shutdown",), EngineHooks(stopped=_stopped)),
 }

@@ -1,7 +1,7 @@
 """The smallest front-end that does all that the protocol demands, with a hook at each stage.
 
-Pure: frames in, frames out. For one engine. Its tokenizer is UTF-8: a token is a byte. It writes requests of 22 elements and reads every layout. The
-hooks do nothing; `frontend_faults` has those that do something wrong.
+Pure: frames in, frames out. For one engine. Its tokenizer is UTF-8: a token is a byte. It writes requests of 22
+elements and reads every layout. The hooks do nothing; `frontend_faults` has those that do something wrong.
 """
 
 from __future__ import annotations
