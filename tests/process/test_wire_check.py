@@ -13,10 +13,10 @@ from tests.support.elsewhere import engine_elsewhere, free_port
 from tests.support.programs import line, run
 from tests.support.server import Server
 
-SHORT = Patience(hello=2.0, loading=2.0, answer=1.0)
+SHORT = Patience(hello=2.0, loading=2.0, answer=2.0)
 """For peers that are broken: silence costs so much."""
 LONG = Patience(hello=20.0, loading=20.0, answer=10.0)
-STARTS = Patience(hello=20.0, loading=2.0, answer=1.0)
+STARTS = Patience(hello=20.0, loading=2.0, answer=2.0)
 """For broken engines that say HELLO, once their interpreter has started."""
 
 

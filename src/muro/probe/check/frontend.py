@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from muro.probe.check.engine_exam import Patience
 from muro.probe.check.frontend_cases import CASES
-from muro.probe.check.frontend_exam import JOINING, FrontendExam, FrontendLink
+from muro.probe.check.frontend_exam import JOINING, QUIET_S, FrontendExam, FrontendLink
 from muro.probe.check.frontend_rules import RULES
 from muro.probe.check.report import Broken, Findings, Lost, NotAsked, Report
 
@@ -50,6 +50,8 @@ def _run(exam: FrontendExam, skip: Collection[str], progress: Callable[[str], No
             continue
         except Broken as broken:
             exam.findings.fails(case.name, str(broken))
+            exam.link.send_away()
+            exam.listen(QUIET_S)
         if case is CASES[-1][0]:
             return
         exam.watch.live.clear()

@@ -178,7 +178,7 @@ def unreadable(exam: FrontendExam) -> str:
 
 @case("A killed engine sends nothing; one that has failed sends this.")
 def death(exam: FrontendExam) -> str:
-    """When an engine announces its death and goes, requests under way fail for their users, and no new one is served."""
+    """When an engine announces its death and goes, its requests fail, and no new one is served."""
     asked = exam.ask(max_tokens=FOREVER, stream=True)
     _arrived(exam)
     exam.until(lambda: asked.begun, "nothing of a streamed answer")

@@ -148,6 +148,10 @@ class FrontendLink(Protocol):
         """Let a user ask for a completion."""
         ...
 
+    def send_away(self) -> None:
+        """Let all users hang up who still wait."""
+        ...
+
     def healthy(self, within: float) -> bool:
         """Whether the HTTP API says that it serves, within so many seconds."""
         ...

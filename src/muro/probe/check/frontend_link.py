@@ -89,8 +89,7 @@ class FrontendSockets:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._api is not None:
-            self._api.close()
+        self.send_away()
         self.leave()
 
     @property
@@ -153,6 +152,10 @@ class FrontendSockets:
         if self._api is None:
             raise ConfigError("there is no HTTP API to ask")
         return self._api.ask(body)
+
+    def send_away(self) -> None:
+        if self._api is not None:
+            self._api.close()
 
     def healthy(self, within: float) -> bool:
         return self._api is not None and self._api.healthy(within)

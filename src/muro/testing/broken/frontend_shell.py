@@ -198,10 +198,14 @@ def _http_server(shell: _Shell, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing is logged."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
-    server.block_on_close = False
-    return server
+    class Server(ThreadingHTTPServer):
+        """One port."""
+
+        request_queue_size = 128  # with the library's 5, the kernel lets a crowd of users wait for seconds
+        daemon_threads = True
+        block_on_close = False
+
+    return Server(("127.0.0.1", port), Handler)
 
 
 def _chunk(text: str, finish: str | None, tokens: int) -> dict[str, Any]:
