@@ -48,7 +48,7 @@ def run_frontend(address: str, hooks: FrontendHooks, http_port: int = 0) -> int:
     with Wakeup() as wake, tempfile.TemporaryDirectory(prefix="muro-") as directory:
         shell = _Shell(address, hooks, wake, directory)
         signal.signal(signal.SIGTERM, lambda number, frame: shell.stop())
-        http = _http_server(shell, http_port)
+        http = _Server(("127.0.0.1", http_port), _handler(shell))
         thread = threading.Thread(target=http.serve_forever, name="http", daemon=True)
         thread.start()
         sys.stdout.write(f"http://127.0.0.1:{http.server_address[1]}\n")
@@ -146,7 +146,15 @@ def _received(socket: Socket) -> list[bytes]:
     return [bytes(frame) for frame in receive_nowait(socket) or []]
 
 
-def _http_server(shell: _Shell, port: int) -> ThreadingHTTPServer:
+class _Server(ThreadingHTTPServer):
+    """One port."""
+
+    request_queue_size = 128  # with the library's 5, the kernel lets a crowd of users wait for seconds
+    daemon_threads = True
+    block_on_close = False
+
+
+def _handler(shell: _Shell) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """One connection."""
 
@@ -198,14 +206,7 @@ def _http_server(shell: _Shell, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing is logged."""
 
-    class Server(ThreadingHTTPServer):
-        """One port."""
-
-        request_queue_size = 128  # with the library's 5, the kernel lets a crowd of users wait for seconds
-        daemon_threads = True
-        block_on_close = False
-
-    return Server(("127.0.0.1", port), Handler)
+    return Handler
 
 
 def _chunk(text: str, finish: str | None, tokens: int) -> dict[str, Any]:
