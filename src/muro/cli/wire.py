@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from muro.cli import wire_check
 from muro.cli.help import Command
 from muro.cli.options import flags
 
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
     from muro.probe.verdict import Result
     from muro.transport.wakeup import Wakeup
 
-HELP = """Look at the wire between front-ends and engines, whoever wrote them: record it, show it, play it again.
+HELP = """Look at the wire between front-ends and engines, whoever wrote them: record it, show it, play it again, examine them.
 
 \b
 Examples:
     muro wire tap --listen tcp://127.0.0.1:29551 --to tcp://127.0.0.1:29550 --record wire.rec
     muro wire show wire.rec
     muro wire replay wire.rec --engine tcp://127.0.0.1:29550
+    muro wire check --engine tcp://127.0.0.1:29550
+    muro wire check --frontend tcp://127.0.0.1:29550 --http http://127.0.0.1:8000
 """
 
 TAP_HELP = """Stand between a front-end and its engines, pass on every message, and record it.
@@ -228,6 +231,7 @@ def make_app() -> typer.Typer:
         (tap, TAP_HELP, "Stand between a front-end and its engines, and record."),
         (show, SHOW_HELP, "Print a recording."),
         (replay, REPLAY_HELP, "Play one side of a recording again."),
+        (wire_check.check, wire_check.HELP, "Examine an engine or a front-end."),
     ]
     for command, text, short in commands:
         app.command(command.__name__, cls=Command, help=text, short_help=short)(command)
