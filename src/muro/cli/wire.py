@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from muro.probe.verdict import Result
     from muro.transport.wakeup import Wakeup
 
-HELP = """Look at the wire between front-ends and engines, whoever wrote them: record it, show it, play it again, examine them.
+HELP = """Look at the wire between front-ends and engines, whoever wrote them: record it, show, play again, examine.
 
 \b
 Examples:
