@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from muro.transport.sockets import context, flush
+from muro.transport.context import context, flush
 from tests.support.deadline import process_ended, until
 from tests.support.leaks import Belongings, left_behind
 

@@ -15,7 +15,8 @@ PREPARE = """
 import os, sys, threading
 from muro.transport.inflight import BufferPool, InFlight
 from muro.transport.pump import Pump
-from muro.transport.sockets import bind_pull, bind_router, close, connect_dealer, connect_push, flush, send_nowait
+from muro.transport.context import flush
+from muro.transport.sockets import bind_pull, bind_router, close, connect_dealer, connect_push, send_nowait
 address = sys.argv[1]
 """
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import zmq
 
-from muro.transport.sockets import context
+from muro.transport.context import context
 from tests.support.deadline import command_line, until
 
 _TAG = "MURO_TEST_SESSION"

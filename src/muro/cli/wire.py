@@ -136,7 +136,7 @@ def tap(options: TapOptions) -> None:
     from muro.probe.recording import Recorder, create
     from muro.probe.tap import Tap, check_addresses
     from muro.probe.withholding import Withholder
-    from muro.transport.sockets import flush
+    from muro.transport.context import flush
 
     check_addresses(options.listen, options.to, options.insecure_tcp)  # before a file is made
     recorder: Recorder | None = None
@@ -203,8 +203,8 @@ def replay(options: ReplayOptions) -> None:
     from muro.probe.script import script_of
     from muro.probe.show import printable
     from muro.probe.verdict import Pace
+    from muro.transport.context import flush
     from muro.transport.endpoint import check_clear
-    from muro.transport.sockets import flush
 
     address = options.engine or options.frontend
     if address is None or (options.engine and options.frontend):

@@ -381,17 +381,15 @@ class Session:
     def _engine_for(self, request: EngineCoreRequest) -> KnownEngine:
         """The engine that the request asks for, else the next serving one."""
         if request.data_parallel_rank is not None:
-            engine = self._engine(request.data_parallel_rank)
-            engine.check_serving()
-            return engine
-        engines = list(self.engines.values())
+            (asked := self._engine(request.data_parallel_rank)).check_serving()
+            return asked
+        ring, first = list(self.engines.values()), self._turn % len(self.engines)
         self._turn += 1
-        for step in range(len(engines)):
-            engine = engines[(self._turn + step - 1) % len(engines)]
+        for engine in ring[first:] + ring[:first]:
             if engine.open:
                 return engine
-        engines[0].check_serving()
-        return engines[0]
+        ring[0].check_serving()
+        return ring[0]
 
     def _engine(self, rank: int) -> KnownEngine:
         engine = self.engines.get(EngineRank(rank)) if type(rank) is int else None

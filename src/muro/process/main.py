@@ -19,8 +19,8 @@ from muro.child.logs import set_level
 from muro.child.signals import StopSignals
 from muro.config import EngineConfig
 from muro.process.life import Life
+from muro.transport.context import flush
 from muro.transport.page import ProgressPage
-from muro.transport.sockets import flush
 from muro.wire.failure import FailureRecord
 
 log = logging.getLogger(__name__)

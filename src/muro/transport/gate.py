@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from muro.errors import ConfigError
+from muro.transport.context import context
 from muro.transport.keys import PEERS, own_pair, peer_keys
-from muro.transport.sockets import Guard, context
+from muro.transport.sockets import Guard
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator

@@ -16,7 +16,8 @@ import struct
 
 import zmq
 
-from muro.transport.sockets import Socket, context, end_news, receive_nowait
+from muro.transport.context import context
+from muro.transport.sockets import Socket, end_news, receive_nowait
 
 
 class Change(enum.Enum):

@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from muro.errors import ConfigError
+from muro.transport.context import flush
 from muro.transport.endpoint import tcp_endpoint
 from muro.transport.pump import Pump
 from muro.transport.sockets import (
@@ -24,7 +25,6 @@ from muro.transport.sockets import (
     connect_push,
     connect_xsub,
     context,
-    flush,
     receive_nowait,
     send_nowait,
 )

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from muro.testing.broken.engine import Died, EngineHooks, MinimalEngine, Out, death_notices
+from muro.transport.context import flush
 from muro.transport.pump import Pump
-from muro.transport.sockets import Socket, close, connect_dealer, connect_push, flush, receive_nowait, send_nowait
+from muro.transport.sockets import Socket, close, connect_dealer, connect_push, receive_nowait, send_nowait
 from muro.transport.wakeup import Wakeup
 from muro.wire.handshake import Addresses, decode_init
 
