@@ -76,10 +76,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     from muro.config import ConnectConfig, EngineConfig
 
     choice.engine_config()  # whatever is wrong with it is told before anything else happens
-    if options.rejoin:
-        raise ConfigError("--rejoin is for engines that dial in; it goes with --headless")
-    if options.peer_release != "auto":
-        raise ConfigError("--peer-release is for engines that dial in (--headless); a front-end reads every release")
+    _check_serving(options)
     local = options.data_parallel_size_local
     elsewhere = local is not None and local < options.data_parallel_size
     connect = ConnectConfig(
@@ -166,6 +163,14 @@ def _announce(url: str, service: Service, *, keyed: bool) -> None:
     print(f"{service.names[0]} is served on {url}   (Ctrl-C stops it)")
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     print(f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'", flush=True)
+
+
+def _check_serving(options: ServeOptions) -> None:
+    """Refuse what makes no sense for a front-end. Raises ConfigError."""
+    if options.rejoin:
+        raise ConfigError("--rejoin is for engines that dial in; it goes with --headless")
+    if options.peer_release != "auto":
+        raise ConfigError("--peer-release is for engines that dial in (--headless); a front-end reads every release")
 
 
 def _check_dialling(options: ServeOptions) -> None:
