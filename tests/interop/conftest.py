@@ -36,6 +36,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if isinstance(item, pytest.Function) and (rows := marked(item)):
             peer = item.callspec.params["peer"].name
             _table.expect(item.nodeid, rows[peer][0], peer, rows[peer][1])
+    option = session.config.option
+    chosen = option.keyword or option.markexpr or any("::" in argument for argument in session.config.args)
+    if not chosen and (gaps := _table.gaps()):
+        raise pytest.UsageError("nothing is asked of these: " + "; ".join(gaps))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

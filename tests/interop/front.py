@@ -44,7 +44,7 @@ class Front:
     def ready(self) -> None:
         """Wait until it serves."""
         found = until(
-            lambda: self.serves() or self.process.poll() is not None, within=90, what=f"{self.peer.name} serves"
+            lambda: self.serves() or self.process.poll() is not None, within=300, what=f"{self.peer.name} serves"
         )
         assert found and self.process.poll() is None, self.log()
 
@@ -60,7 +60,7 @@ class Front:
             return 0
 
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60)
+        return httpx.Client(base_url=self.url, timeout=120)
 
     def log(self) -> str:
         size = self._log.seek(0, os.SEEK_END)

@@ -4,7 +4,7 @@
 which shows the worst of them. Where a peer cannot do something, the tests that need it leave it out, and
 `@limit("stop strings", PEER, "why")` marks a test which shows that the peer does what its limit says.
 
-A cell that no test has filled is a failure, so nothing is left out silently.
+A cell that no test fills is an error of the suite, so nothing is left out silently.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ class Table:
             cell.passed += 1
         elif outcome == "passed" and final and reason not in cell.limits:
             cell.limits.append(reason)
+
+    def gaps(self) -> list[str]:
+        """Cells that no test will fill, in words."""
+        return [f"{peer.name}, {row}" for row, cells in self.rows.items() for peer in PEERS if peer.name not in cells]
 
     @property
     def peers(self) -> list[str]:

@@ -12,7 +12,7 @@ from tests.interop.peers import RUST, RUST_NEW, SMG
 from tests.interop.table import case, limit
 from tests.support.deadline import until
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.model]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.model]
 
 NO_OPERATIONS = "SMG calls no operations of an engine: it has no route for it"
 

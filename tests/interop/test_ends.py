@@ -16,7 +16,7 @@ from tests.interop.peers import RUST, SMG, Peer
 from tests.interop.table import case, limit
 from tests.support.deadline import until
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.model]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.model]
 
 
 @case("engine shutdown", *RUST)
@@ -65,7 +65,7 @@ def test_an_engine_that_is_killed_is_not_noticed(doomed: Pair) -> None:
 
 @pytest.mark.slow
 @limit("engine death, kill -9", SMG, reason="SMG takes an engine for dead once it has owed answers for 300 s")
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(700)
 def test_an_engine_that_is_killed_is_noticed_late(doomed: Pair) -> None:
     patient = httpx.Client(base_url=doomed.front.url, timeout=400)
     with patient, User(doomed.front.peer, patient).stream() as stream:

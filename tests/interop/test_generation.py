@@ -15,7 +15,7 @@ from tests.interop.peers import RUST, SMG
 from tests.interop.table import case, limit
 from tests.support.deadline import until
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.model]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.model]
 
 PERSON: dict[str, Any] = {
     "type": "object",

@@ -13,7 +13,7 @@ from tests.interop.peers import Peer
 from tests.interop.table import case
 from tests.support.deadline import until
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.model]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.model]
 
 
 @pytest.fixture(scope="module")

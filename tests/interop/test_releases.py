@@ -9,7 +9,7 @@ from tests.interop.pair import ECHO, Pair, paired
 from tests.interop.peers import RUST, RUST_NEW, RUST_OLD, SMG, Peer
 from tests.interop.table import case, limit
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.model]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.model]
 
 AUTO = (
     "before its first request an engine cannot know vllm-rs 0.33: a `wake_up` that comes earlier is answered as older "
