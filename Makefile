@@ -18,7 +18,7 @@ FUZZ := $(VENV)/.installed-fuzz
 # Real foreign peers and the long runs have targets of their own.
 SUITE := tests --ignore=tests/interop --ignore=tests/chaos
 
-.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz chaos soak structured smoke-interop clean
+.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz chaos soak structured interop smoke-interop clean
 
 help:
 	@echo "make serve          serve the demo model on http://$(HOST):$(PORT)   (MODEL= HOST= PORT= ARGS=)"
@@ -33,7 +33,8 @@ help:
 	@echo "make chaos          a server under random faults, every request accounted for (ARGS=\"--seconds 300 --seed 7\")"
 	@echo "make soak           the same for an hour; nothing may grow"
 	@echo "make structured     answers in JSON by the schemas of a public suite, beside hostile grammars"
-	@echo "make smoke-interop  real foreign peers (downloads them)"
+	@echo "make interop        real foreign front-ends before our engine (fetches them); prints peers x cases"
+	@echo "make smoke-interop  a few of these cases"
 	@echo "make clean          remove caches and build products; $(VENV) stays"
 
 setup: $(TEST)
@@ -83,8 +84,13 @@ soak: $(TEST)
 structured: $(TEST)
 	@$(BIN)/python -m tests.structured $(ARGS)
 
-smoke-interop: $(TEST)
+interop: $(TEST)
+	@$(BIN)/python -m tests.interop.fetch
 	@$(BIN)/pytest tests/interop $(ARGS)
+
+smoke-interop: $(TEST)
+	@$(BIN)/python -m tests.interop.fetch
+	@$(BIN)/pytest tests/interop -m smoke $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .bench .fuzz

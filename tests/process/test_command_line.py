@@ -108,6 +108,19 @@ def test_engines_that_are_started_elsewhere() -> None:
             assert engine.wait(10) == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--headless", "--peer-release", "0.24"), "releases 0.25 to 0.33"),
+        (("--headless", "--peer-release", "newest"), "'newest' is unknown"),
+        (("--peer-release", "0.33"), "--headless"),
+        (("--headless", "--max-model-len", "100"), "--engine-option max_model_len=100"),
+    ],
+)
+def test_settings_of_an_engine_that_dials_in(arguments: tuple[str, ...], named: str) -> None:
+    assert named in muro("serve", "--engine", "echo", *arguments, code=2)
+
+
 def test_an_unknown_model() -> None:
     assert "demo" in muro("pull", "nonsense", code=2)
 

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,32 @@ def _join_from_elsewhere(front: Front, rank: EngineRank) -> None:
 
 def _peek(socket: Socket) -> bytes:
     return socket.recv() if socket.poll(0) else b""
+
+
+def test_missing_engines_are_named_again_and_again(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    """Time runs a hundred times as fast."""
+    began = time.monotonic()
+
+    def clock() -> float:
+        return began + 100 * (time.monotonic() - began)
+
+    told: Counter[EngineRank] = Counter()
+    with Wakeup() as cancel:
+
+        def news(item: StartupProgress) -> None:
+            told[item.rank] += 1
+            if min(told[rank] for rank in (FIRST, SECOND)) == 3:
+                cancel.set()
+
+        plan = front.plan(num_engines=2, num_local_engines=0, startup_timeout=1000.0)
+        with pytest.raises(StartupError, match="cancelled"):
+            front.start(plan, on_progress=news, cancel=cancel, clock=clock)
+    assert told[FIRST] == told[SECOND] == 3 and not caplog.records
+    with pytest.raises(StartupError, match="no progress"):
+        front.start(msgspec.structs.replace(plan, startup_timeout=60.0), clock=clock)
+    said = [record.message for record in caplog.records if "2 of 2 engines are missing" in record.message]
+    assert len(said) >= 2 and f"must dial {plan.handshake_address}" in said[0]
+    assert "engine 1 (started elsewhere): handshake: no HELLO yet" in said[0]
 
 
 def test_a_start_can_be_cancelled_from_another_thread(front: Front) -> None:

@@ -50,7 +50,9 @@ def run(arguments: list[str], text: str | None = None, *, cwd: Path = ROOT, **en
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **more}
+    """Ours; programs find the tests' own modules, and the muro that is tested here."""
+    paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
 
 
 def line(program: "subprocess.Popen[str]") -> str:

@@ -245,6 +245,15 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
             rich_help_panel=_MANY,
         ),
     ] = False
+    peer_release: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|0.25|...|0.33",
+            help="With --headless: vLLM's release of the front-end, whose layout is written. auto: what every release "
+            "reads, and more as soon as its first request tells that it is 0.28 or later.",
+            rich_help_panel=_MANY,
+        ),
+    ] = "auto"
     curve_dir: Annotated[
         str | None,
         typer.Option(

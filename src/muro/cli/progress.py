@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _STEP = 25.0
 """Per cent between two plain lines about the same phase."""
+_AGAIN_AFTER = 4.0
+"""Seconds after which a plain line is repeated although nothing has changed."""
 
 
 class StartupShow:
@@ -23,7 +25,7 @@ class StartupShow:
         self._lock = threading.Lock()
         self._bars: Progress | None = None
         self._tasks: dict[int, Any] = {}
-        self._said: dict[int, tuple[str, float]] = {}
+        self._said: dict[int, tuple[str, float, float]] = {}
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -56,9 +58,10 @@ class StartupShow:
             self._bars.update(self._tasks[news.rank], completed=news.sight.percent, phase=phase)
 
     def _line(self, rank: int, name: str, phase: str, percent: float, waited: float) -> None:
-        before = self._said.get(rank)
-        if before is not None and before[0] == phase and percent < before[1] + _STEP:
-            return
-        self._said[rank] = (phase, percent)
+        if (before := self._said.get(rank)) is not None:
+            said, at, when = before
+            if said == phase and percent < at + _STEP and waited < when + _AGAIN_AFTER:
+                return
+        self._said[rank] = (phase, percent, waited)
         shown = f", {percent:.0f} %" if percent else ""
         print(f"{name}: {phase}{shown} ({waited:.1f} s)", file=sys.stderr, flush=True)

@@ -79,8 +79,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     from muro.config import ConnectConfig, EngineConfig
 
     choice.engine_config()  # whatever is wrong with it is told before anything else happens
-    if options.rejoin:
-        raise ConfigError("--rejoin is for engines that dial in; it goes with --headless")
+    _check_serving(options)
     local = options.data_parallel_size_local
     elsewhere = local is not None and local < options.data_parallel_size
     connect = ConnectConfig(
@@ -167,12 +166,29 @@ def _announce(url: str, service: Service, *, keyed: bool) -> None:
     print(f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'", flush=True)
 
 
+def _check_serving(options: ServeOptions) -> None:
+    """Refuse what makes no sense for a front-end. Raises ConfigError."""
+    if options.rejoin:
+        raise ConfigError("--rejoin is for engines that dial in; it goes with --headless")
+    if options.peer_release != "auto":
+        raise ConfigError("--peer-release is for engines that dial in (--headless); a front-end reads every release")
+
+
 def _check_dialling(options: ServeOptions) -> None:
     """Refuse what makes no sense for an engine that dials in. Raises ConfigError."""
+    from muro.llm.words import MODEL_ENGINE
+    from muro.wire.releases import layout_for
+
     if options.curve_dir is not None and options.insecure_tcp:
         raise ConfigError("--curve-dir and --insecure-tcp exclude each other")
     if options.curve_secret_fd is not None and options.curve_dir is None:
         raise ConfigError("--curve-secret-fd gives the secret key alone; --curve-dir says where the front-end's is")
+    layout_for(options.peer_release)
+    if options.max_model_len is not None and (options.engine or MODEL_ENGINE) != MODEL_ENGINE:
+        raise ConfigError(
+            f"--max-model-len is not known to the engine {options.engine!r}; if it has such an option, say "
+            f"--engine-option max_model_len={options.max_model_len}"
+        )
 
 
 def _headless(options: ServeOptions, choice: ModelChoice) -> int:
@@ -193,6 +209,7 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
         local=False,
         headless=True,
         rejoin=options.rejoin,
+        peer_release=options.peer_release,
         curve=keys,
         insecure_tcp=options.insecure_tcp,
         shutdown_timeout=options.shutdown_timeout,

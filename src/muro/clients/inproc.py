@@ -23,6 +23,7 @@ from muro.clients.session import Message, Session
 from muro.clients.sync import ThreadsClient
 from muro.config import Limits
 from muro.engine.admission import Admission
+from muro.engine.checks import prompt_length
 from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, Routed, StartWave
 from muro.engine.host import EngineHost
 from muro.engine.interface import EngineCore
@@ -99,7 +100,8 @@ class LocalEngine:
                     self._answers.append(self._host.rejection(_CLIENT, request.request_id, error))
                 else:
                     self._admission.admit(size)
-                    self._inbox.append(Add(_CLIENT, _CLIENT, request.request_id, 0, prepared, size))
+                    length = prompt_length(request)
+                    self._inbox.append(Add(_CLIENT, _CLIENT, request.request_id, 0, prepared, size, length))
         self._bell.set()
         return True
 

@@ -21,11 +21,16 @@ def check_request(request: EngineCoreRequest, info: EngineInfo) -> None:
         raise InvalidRequestError(f"max_tokens is {sampling.max_tokens}; it must be at least 1", param="max_tokens")
     if request.prompt_embeds is None and not request.prompt_token_ids:
         raise InvalidRequestError("the prompt is empty", param="prompt_token_ids")
-    length = len(request.prompt_token_ids or ()) or (request.prompt_embeds.shape[0] if request.prompt_embeds else 0)
+    length = prompt_length(request)
     # A prompt that fills the context leaves no room for a token; a pooling request needs none.
     room = info.max_model_len if request.sampling_params is None else info.max_model_len - 1
     if length > room:
         raise prompt_too_long(length, info)
+
+
+def prompt_length(request: EngineCoreRequest) -> int:
+    """Of a prompt, in tokens."""
+    return len(request.prompt_token_ids or ()) or (request.prompt_embeds.shape[0] if request.prompt_embeds else 0)
 
 
 def prompt_too_long(length: int, info: EngineInfo) -> PromptTooLongError:

@@ -28,7 +28,8 @@ class Add(msgspec.Struct):
     """A request that was decoded and preprocessed.
 
     `client` gets the answers; `origin` is the client whose socket it came from and whose ABORT ends it
-    (they differ only for peers that speak for others). `size` in bytes counts against the admission limit.
+    (they differ only for peers that speak for others). `size` in bytes counts against the admission limit, `prompt`
+    is the prompt's length in tokens.
     """
 
     client: ClientIndex
@@ -37,6 +38,7 @@ class Add(msgspec.Struct):
     wave: int
     prepared: Any
     size: int = 0
+    prompt: int = 0
 
 
 class Abort(msgspec.Struct):

@@ -36,6 +36,7 @@ from muro.wire.failure import SHUTTING_DOWN, call_failure_text
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
 from muro.wire.progress import PAUSED
 from muro.wire.request import EngineCoreRequest
+from muro.wire.stats import PrefillStats
 
 
 class _Live(msgspec.Struct, gc=False):
@@ -45,6 +46,8 @@ class _Live(msgspec.Struct, gc=False):
     origin: ClientIndex
     wire_id: str
     renamed: bool
+    prompt: int = 0
+    """Tokens of its prompt, until something of it was put out."""
 
 
 class EngineHost:
@@ -200,7 +203,7 @@ class EngineHost:
         ]
 
     def _add(self, event: Add) -> list[Routed]:
-        live = _Live(event.client, event.origin, event.request_id, False)
+        live = _Live(event.client, event.origin, event.request_id, False, event.prompt)
         if self._stopping or self._pause.refuses:
             self._admission.taken(event.size)
             self._admission.finished()
@@ -323,6 +326,10 @@ class EngineHost:
                 self.achieved += 1
             if live.renamed:
                 output.request_id = live.wire_id
+            if live.prompt:  # from the first output some front-ends learn how long the prompt was, and nowhere else
+                if output.prefill_stats is None:
+                    output.prefill_stats = PrefillStats(live.prompt, live.prompt)
+                live.prompt = 0
             batch = batches.get(live.client)
             if batch is None:
                 batches[live.client] = [output]

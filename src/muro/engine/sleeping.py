@@ -60,6 +60,16 @@ class Sleep:
         return True
 
     @operation
+    def release_kv_cache_memory(self) -> PauseWanted:
+        """Sleep at level 1 in a pause that has been made already. Raises CallFailedError if there is none."""
+        if "kv_cache" not in self._releasable:
+            raise CallFailedError("this engine cannot give kv_cache back")
+        if self._pause.mode is None:
+            raise CallFailedError("the engine is not paused: pause it first, or let it sleep at level 1")
+        wanted = PauseWanted(True, lambda: self._fall_asleep(1))
+        return self._pause.begin(self._pause.mode, wanted, refuses=self._pause.refuses)
+
+    @operation
     def is_sleeping(self) -> bool:
         return self._pause.level is not None
 

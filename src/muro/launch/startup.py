@@ -36,9 +36,13 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY_MS = 200
 """Progress pages and failure records are memory, which cannot be polled; everything else wakes us at once."""
+REMIND_EVERY = 5.0
+"""Seconds after which those who are still missing are told again."""
 _FAILING_GRACE = 0.5
 """Seconds for a child that has reported its failure to end by itself, so that its exit status can be told."""
 _REFUSED_KEPT = 4
+_NAMED = 4
+"""Missing engines that one line of the log names."""
 
 
 class StartupProgress(msgspec.Struct, frozen=True):
@@ -79,7 +83,8 @@ def start(
         inputs: this front-end's input ROUTER, where the ready responses arrive.
         greeters: the connections of `handshake`, if engines may come from elsewhere.
         arrivals: those of `inputs`; knows afterwards whose is whose.
-        on_progress: called in this thread with every change.
+        on_progress: called in this thread with every change, and every `REMIND_EVERY` seconds with each engine that is
+            still missing. Without it the log says so of engines that were started elsewhere.
         cancel: set it, from any thread, to give the start up.
         clock: seconds, monotonic.
 
@@ -121,6 +126,7 @@ class _Startup:
         self._began = clock()
         self._handshake = FrontendHandshake(plan.expected, plan.init)
         self._patience = Patience(plan.expected, plan.startup_timeout, self._began)
+        self._remind_at = self._began + REMIND_EVERY
         self._pump = Pump()
         self._refused: list[str] = []
         self.greeters: Arrivals | None = None
@@ -217,8 +223,14 @@ class _Startup:
                 raise self._failed(rank)
         now = self._clock()
         sights = {rank: self._sight(rank, words) for rank, words in self._handshake.missing().items()}
-        for rank in self._patience.look(sights, now):
-            self._tell(rank, sights[rank], now)
+        moved = self._patience.look(sights, now)
+        if remind := now >= self._remind_at:
+            self._remind_at = now + REMIND_EVERY
+        for rank, sight in sights.items():
+            if remind or rank in moved:
+                self._tell(rank, sight, now)
+        if remind and self._on_progress is None:
+            self._log_missing(sights, now)
         if (late := self._patience.overdue(now)) is not None:
             if late in self.children:
                 self.children[late].dump_stack()
@@ -238,6 +250,18 @@ class _Startup:
         if self._on_progress is not None:
             waited, remaining = now - self._began, self._patience.remaining(now)
             self._on_progress(StartupProgress(rank, self._plan.name(rank), sight, waited, remaining))
+
+    def _log_missing(self, sights: dict[EngineRank, Sight], now: float) -> None:
+        elsewhere = [f"{self._plan.name(rank)}: {sight}" for rank, sight in sights.items() if rank not in self.children]
+        if elsewhere:
+            log.warning(
+                "after %.0f s %d of %d engines are missing; they must dial %s: %s",
+                now - self._began,
+                len(elsewhere),
+                len(self._plan.expected),
+                self._plan.handshake_address,
+                "; ".join(elsewhere[:_NAMED]) + ("; ..." if len(elsewhere) > _NAMED else ""),
+            )
 
     def _failed(self, rank: EngineRank, why: str = "") -> StartupError:
         """The error of the engine that is to blame; `why` is needed unless it has ended or reported a failure."""

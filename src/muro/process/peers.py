@@ -1,14 +1,14 @@
 """Which wire layout each client of this engine reads (protocol section 16.5).
 
 Nothing in the handshake of a foreign front-end tells its release, so an engine writes the safe layout until
-the length of the first ADD says more. The receiver thread learns, the sender thread asks; a slot is replaced
-as a whole, so neither ever sees a half-changed one.
+the length of the first ADD says more, or the call of an operation that only later releases have. The receiver
+thread learns, the sender thread asks; a slot is replaced as a whole, so neither ever sees a half-changed one.
 """
 
 from __future__ import annotations
 
 from muro.ids import ClientIndex
-from muro.wire.releases import NEWEST, SAFE, Layout, layout_for, layout_for_add_length
+from muro.wire.releases import NEWEST, SAFE, Layout, layout_for, layout_for_add_length, layout_for_call
 
 
 class PeerLayouts:
@@ -36,4 +36,11 @@ class PeerLayouts:
         self._known[client] = True
         layout = layout_for_add_length(add_length)
         if layout is not None:
+            self._layouts[client] = layout
+
+    def learn_call(self, client: ClientIndex, method: str) -> None:
+        """This client calls an operation; if older releases do not have it, its release is not older."""
+        if not self._learning or (layout := layout_for_call(method)) is None:
+            return
+        if layout.minor > self._layouts[client].minor:
             self._layouts[client] = layout

@@ -24,7 +24,7 @@ from functools import partial
 
 from muro.config import Limits
 from muro.engine.admission import Admission
-from muro.engine.checks import prompt_too_long
+from muro.engine.checks import prompt_length, prompt_too_long
 from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp, StartWave
 from muro.engine.host import EngineHost
 from muro.errors import BodyTooLargeError, InternalError, InvalidRequestError, RequestError
@@ -300,6 +300,7 @@ class Receiver:
                 self._pass_on(event)
             case UtilityRequest():
                 client = self._client(message.client_index, origin)
+                self._peers.learn_call(client, message.method)
                 self._pass_on(Call(client, message.call_id, message.method, message.args))
             case StartDPWave():
                 self._pass_on(StartWave(message.wave, message.exclude))
@@ -317,7 +318,8 @@ class Receiver:
             self._reject(client, request.request_id, error)
             return
         self._admission.admit(size)
-        self._pass_on(Add(client, origin, request.request_id, request.current_wave, prepared, size))
+        length = prompt_length(request)
+        self._pass_on(Add(client, origin, request.request_id, request.current_wave, prepared, size, length))
 
     def _pass_on(self, event: Event) -> None:
         self._queued += 1

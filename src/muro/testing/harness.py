@@ -12,6 +12,7 @@ from typing import Any
 
 from muro.config import Limits
 from muro.engine.admission import Admission
+from muro.engine.checks import prompt_length
 from muro.engine.events import Abort, Add, Call, Routed
 from muro.engine.host import EngineHost
 from muro.engine.interface import EngineCore
@@ -68,7 +69,9 @@ class StepHarness:
             self.messages.append(self.host.rejection(index, request.request_id, error))
             return
         self.admission.admit(0)
-        self.messages += self.host.apply(Add(index, index, request.request_id, 0, prepared))
+        self.messages += self.host.apply(
+            Add(index, index, request.request_id, 0, prepared, prompt=prompt_length(request))
+        )
 
     def abort(self, *request_ids: str, client: int = 0) -> None:
         """A client's ABORT that arrives between two steps."""

@@ -4,13 +4,14 @@ import pytest
 
 from muro.config import Limits
 from muro.engine.events import Abort, Add
-from muro.engine.interface import EngineInfo
+from muro.engine.interface import EngineInfo, StepResult, TakeAborts
 from muro.errors import InvalidRequestError, OverloadedError, RequestFailedError
 from muro.ids import ClientIndex
 from muro.testing.harness import StepHarness, generate_request
 from muro.wire.arrays import Tensor
 from muro.wire.output import EngineCoreOutput, FinishReason
 from muro.wire.request import PoolingParams
+from muro.wire.stats import PrefillStats
 from tests.support.scripted import Scripted, assert_nothing_left
 
 ERROR, LENGTH = FinishReason.ERROR, FinishReason.LENGTH
@@ -26,6 +27,27 @@ def test_a_request_gets_its_deltas_and_one_final_output(harness: StepHarness, en
     assert harness.tokens("a") == [5, 6, 5]
     assert [o.finish_reason for o in harness.outputs("a")] == [None, None, LENGTH]
     assert_nothing_left(harness, engine)
+
+
+def test_the_first_output_says_how_long_the_prompt_was(harness: StepHarness, engine: Scripted) -> None:
+    """Some front-ends count it by this alone; an engine need not know."""
+    harness.submit(generate_request("a", (5, 6, 7), max_tokens=3))
+    harness.run()
+    assert [o.prefill_stats for o in harness.outputs("a")] == [PrefillStats(3, 3), None, None]
+
+
+def test_what_an_engine_says_of_its_prompt_stands() -> None:
+    class Knowing(Scripted):
+        def step(self, take_aborts: TakeAborts) -> StepResult:
+            result = super().step(take_aborts)
+            for output in result.outputs:
+                output.prefill_stats = PrefillStats(3, 1, 2, 2)
+            return result
+
+    harness = StepHarness(Knowing())
+    harness.submit(generate_request("a", (5, 6, 7), max_tokens=1))
+    harness.run()
+    assert [o.prefill_stats for o in harness.outputs("a")] == [PrefillStats(3, 1, 2, 2)]
 
 
 def test_messages_are_stamped(engine: Scripted) -> None:

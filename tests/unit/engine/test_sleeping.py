@@ -216,3 +216,27 @@ def test_memory_that_is_not_let_go(harness: StepHarness, engine: Sleeper) -> Non
 def test_arguments_that_mean_nothing(harness: StepHarness, method: str, args: list[Any], named: str) -> None:
     assert named in failure(harness, method, *args)
     assert call(harness, "is_scheduler_paused").result == FALSE
+
+
+@pytest.mark.parametrize("operation", ["pause_scheduler", "pause_generation"])
+def test_the_cache_can_be_given_back_in_a_pause(harness: StepHarness, engine: Sleeper, operation: str) -> None:
+    running(harness, "a")
+    assert "not paused" in failure(harness, "release_kv_cache_memory") and not engine.done
+    call(harness, operation, "keep", False)
+    assert call(harness, "release_kv_cache_memory").result == NIL
+    assert engine.done == ["reset True", "-kv_cache"]
+    assert call(harness, "is_sleeping").result == TRUE
+    assert call(harness, "wake_up", ["kv_cache"]).result == TRUE
+    harness.run()
+    assert harness.finishes("a") == [LENGTH] and len(harness.tokens("a")) == 4
+
+
+def test_the_cache_is_given_back_once_a_pause_has_begun(harness: StepHarness, engine: Sleeper) -> None:
+    running(harness, "a")
+    paused = harness.call("pause_scheduler", "wait")
+    released = harness.call("release_kv_cache_memory")
+    assert harness.answer(paused) is None and harness.answer(released) is None and "-kv_cache" not in engine.done
+    harness.run()
+    assert harness.finishes("a") == [LENGTH] and engine.done[-1] == "-kv_cache"
+    answer = harness.answer(released)
+    assert answer is not None and answer.result == NIL

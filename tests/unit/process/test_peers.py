@@ -32,6 +32,28 @@ def test_a_length_that_says_nothing_changes_nothing(length: int) -> None:
     assert peers[C0] is SAFE
 
 
+def test_what_a_client_calls_tells_how_old_it_can_be() -> None:
+    peers = PeerLayouts(2, "auto", ours=False)
+    peers.learn_call(C0, "sleep")
+    peers.learn_call(C0, "no such thing")
+    assert peers[C0] is SAFE, "every release has it"
+    peers.learn_call(C0, "set_weight_version")
+    assert peers[C0] is LAYOUTS["0.27"] and not peers[C0].wake_up_gives_bool
+    peers.learn_call(C0, "pause_generation")
+    assert peers[C0] is layout_for_add_length(22) and peers[C0].wake_up_gives_bool
+    peers.learn_call(C0, "set_weight_version")
+    assert peers[C0].wake_up_gives_bool, "nothing is forgotten"
+    assert peers[C1] is SAFE, "each client for itself"
+
+
+@pytest.mark.parametrize(("release", "ours"), [("0.25", False), ("auto", True)])
+def test_a_call_changes_nothing_where_the_release_is_known(release: str, ours: bool) -> None:
+    peers = PeerLayouts(1, release, ours)
+    before = peers[C0]
+    peers.learn_call(C0, "pause_generation")
+    assert peers[C0] is before
+
+
 def test_our_own_front_end_reads_the_newest_at_once() -> None:
     peers = PeerLayouts(1, "auto", ours=True)
     peers.learn(C0, 20)

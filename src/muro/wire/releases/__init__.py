@@ -7,6 +7,7 @@ from muro.wire.releases.table import (
     SAFE,
     layout_for,
     layout_for_add_length,
+    layout_for_call,
     layout_of_engine,
     newest_lora,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "Layout",
     "layout_for",
     "layout_for_add_length",
+    "layout_for_call",
     "layout_of_engine",
     "newest_lora",
 ]

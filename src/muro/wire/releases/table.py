@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from muro.errors import ConfigError
+from muro.wire.ops import OPS
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs
 from muro.wire.releases.layout import STABLE_OUTPUT_FIELDS, Layout
 from muro.wire.request import LoRARequest
@@ -107,6 +108,17 @@ def layout_for_add_length(length: int) -> Layout | None:
     positions that they do not know, so nothing after 0.28 is written. 22 and more for 0.31 and later.
     """
     return _FRONTEND_BY_ADD_LENGTH.get(min(length, 22))
+
+
+def layout_for_call(method: str) -> Layout | None:
+    """The layout to write for a front-end that calls an operation which older releases do not have; None for others.
+
+    Readers of 0.27 and later take what 0.27 writes, those of 0.31 and later ignore positions that they do not know.
+    """
+    since = OPS[method].since if method in OPS else ""
+    if not since:
+        return None
+    return SINCE_31 if int(since.removeprefix("0.")) >= SINCE_31.minor else LAYOUTS["0.27"]
 
 
 def layout_of_engine(version: str) -> Layout:

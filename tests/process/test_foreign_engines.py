@@ -1,0 +1,65 @@
+"""Engines of other implementations under our front-end: waited for by name, used in turns, each in its layout."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from muro import connect
+from muro.clients.sync import SyncMPClient
+from muro.wire.request import LoRARequest
+from tests.support.asking import ask
+from tests.support.deadline import until
+from tests.support.elsewhere import PORT_HOST, free_port
+from tests.support.foreign_engine import foreign_engines
+from tests.support.server import Server
+
+
+def front_end(port: int, engines: int) -> SyncMPClient:
+    return connect(host=PORT_HOST, handshake_port=port, num_engines=engines, num_local_engines=0, startup_timeout=20)
+
+
+@pytest.mark.parametrize("release", [f"0.{minor}.0" for minor in range(25, 34)])
+def test_every_release_is_read(release: str) -> None:
+    port = free_port()
+    with foreign_engines(f"tcp://{PORT_HOST}:{port}", release) as [engine], front_end(port, 1) as client:
+        (output,) = client.generate(ask("a", 5))
+        assert output.new_token_ids == [7, 8, 9, 7, 8]
+        assert output.prefill_stats is not None and output.prefill_stats.num_prompt_tokens == 3
+        (status,) = client.engines()
+        assert status.state == "serving"
+        assert [len(add) for add in engine.adds] == [20], "which every release accepts"
+
+
+def test_adapters_are_named_as_each_release_reads_them() -> None:
+    port = free_port()
+    adapter = LoRARequest("ours", 1, "/adapters/ours", load_inplace=True)
+    with foreign_engines(f"tcp://{PORT_HOST}:{port}", "0.25.1", "0.33.0") as engines, front_end(port, 2) as client:
+        for number in range(2):
+            request = ask(f"{number}")
+            request.lora_request = adapter
+            list(client.generate(request))
+        lengths = [len(msgspec.msgpack.decode(engine.adds[0][6])) for engine in engines]
+        assert lengths == [7, 6]
+
+
+def test_engines_take_turns() -> None:
+    """Of releases that write their outputs differently, too."""
+    port = free_port()
+    with foreign_engines(f"tcp://{PORT_HOST}:{port}", "0.25.1", "0.33.0", "0.28.0") as engines:
+        with front_end(port, 3) as client:
+            for number in range(9):
+                (output,) = client.generate(ask(f"{number}", 2))
+                assert output.new_token_ids == [7, 8]
+                assert output.prefill_stats is not None and output.prefill_stats.num_prompt_tokens == 3
+        assert [len(engine.adds) for engine in engines] == [3, 3, 3]
+
+
+def test_who_is_missing_is_said_again_and_again() -> None:
+    port = free_port()
+    address = f"tcp://{PORT_HOST}:{port}"
+    apart = ("-dp", "2", "-dpl", "0", "-dpa", PORT_HOST, "-dpp", str(port))
+    with Server("--engine", "echo", *apart) as server, foreign_engines(address, "0.33.0"):
+        line = "engine 1 (started elsewhere): waiting for it: no HELLO yet"
+        until(lambda: server.errors().count(line) >= 3, within=30, what="the missing one is named three times")
+        assert server.errors().count("engine 0 (started elsewhere): waiting for it: no HELLO yet") <= 1
