@@ -1,6 +1,8 @@
 """A user's requests through each pair; the demo model answers, greedily unless the case is about chance."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,13 +13,13 @@ import pytest
 from tests.interop.vllm.worlds import CONTEXT, MODEL_NAME, Kind, World, events
 from tests.support.deadline import until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 PROMPT = "The capital of France is"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
-    "required": ["city", "people"],
+    "properties": {"city": {"type": "string", "maxLength": 20}, "capital": {"type": "boolean"}},
+    "required": ["city", "capital"],
     "additionalProperties": False,
 }
 
@@ -124,17 +126,29 @@ def test_seeds(http: httpx.Client) -> None:
 
 @pytest.mark.row("structured output")
 def test_structured_output(http: httpx.Client) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
-    (choice,) = chat(http, response_format=wanted, max_tokens=200)["choices"]
+    # A model as small as this one may go on with blanks for ever where they are allowed.
+    wanted = {"json": SCHEMA, "disable_any_whitespace": True}
+    (choice,) = chat(http, structured_outputs=wanted, max_tokens=100)["choices"]
     found = json.loads(choice["message"]["content"])
-    assert found.keys() == {"city", "people"} and isinstance(found["people"], int)
+    assert found.keys() == {"city", "capital"} and isinstance(found["capital"], bool)
     assert len(set(complete(http, structured_outputs={"regex": "[ab]{8}"})["choices"][0]["text"]) - set("ab")) == 0
 
 
 @pytest.mark.row("structured output")
-def test_a_grammar_that_is_none_costs_its_request(http: httpx.Client) -> None:
+def test_a_response_format(http: httpx.Client) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
+    (choice,) = chat(http, response_format=wanted, max_tokens=12)["choices"]
+    assert choice["message"]["content"].lstrip().startswith("{")
+
+
+@pytest.mark.row("structured output")
+def test_a_grammar_that_is_none_costs_its_request(kind: Kind, served: World, http: httpx.Client) -> None:
+    if kind.front_is_ours and not kind.engine_is_ours:
+        pytest.skip("vLLM's engine ends with a grammar that does not compile; its own front-end tries it first")
     body = {"model": MODEL_NAME, "prompt": PROMPT, "structured_outputs": {"regex": "(unclosed"}}
-    assert http.post("/v1/completions", json=body).status_code in (400, 422)
+    # vLLM's front-end answers with 400 and then stumbles over its own error, which costs the connection.
+    with served.http() as own:
+        assert own.post("/v1/completions", json=body).status_code == 400
     assert complete(http)["choices"]
 
 
@@ -222,3 +236,17 @@ def test_sampling_options(kind: Kind, http: httpx.Client) -> None:
     assert complete(http, temperature=1.0, top_k=1)["choices"][0]["text"] == plain
     found = complete(http, temperature=1.5, n=3, seed=7)["choices"]
     assert len({choice["text"] for choice in found}) > 1 and [choice["index"] for choice in found] == [0, 1, 2]
+
+
+@pytest.mark.row("engine shutdown")
+def test_an_engine_that_is_asked_to_stop(served: World) -> None:
+    """The last one: nothing serves any more."""
+    served.ended = True
+    with served.http() as http:
+        going = endless(http)
+        next(going)
+        os.kill(served.engine.process.pid if served.engine else served.engine_pid(), signal.SIGTERM)
+        *_, last = going
+    assert last["choices"][0]["finish_reason"] == "abort" if "choices" in last else last["error"]
+    if served.engine is not None:
+        assert served.engine.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)

@@ -20,12 +20,13 @@ import msgspec
 
 from tests.support.deadline import until
 from tests.support.elsewhere import PORT_HOST, free_port
+from tests.support.leaks import TAG
 from tests.support.programs import ROOT, environment
 
 PLACE = Path(os.environ.get("MURO_INTEROP_VLLM", ROOT / ".interop" / "vllm"))
 MODEL_NAME = "m"
 CONTEXT = 2048
-_START = 420.0
+_START = 900.0
 """Seconds; vLLM imports for half a minute on a busy machine, and loads for as long."""
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -33,16 +34,23 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "NO_COLOR": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 _RUNNING = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class Program:
-    """One process, in a group of its own; its log is kept."""
+    """One process, in a group of its own and with a place of its own for temporary files; its log is kept.
+
+    What it starts while it runs, and ends with it, is its own business, so the tag of the session does not go to it.
+    """
 
     def __init__(self, *command: object) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._place = tempfile.TemporaryDirectory(prefix="v-")
         kept = {name: value for name, value in environment().items() if "proxy" not in name.lower()}
+        kept = {name: value for name, value in kept.items() if name != TAG} | {"TMPDIR": self._place.name}
         self.process = subprocess.Popen(
             list(map(str, command)),
             cwd=ROOT,
@@ -71,6 +79,7 @@ class Program:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._log.close()
+        self._place.cleanup()
 
 
 class World:
@@ -82,6 +91,8 @@ class World:
         self.front = front
         self.engine = engine
         """None where the front-end has started the engine itself."""
+        self.ended = False
+        """Whether a test has ended it."""
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=120)
@@ -101,12 +112,12 @@ class World:
     def engine_pid(self) -> int:
         """The process that holds the engine."""
         if self.engine is None:
-            return _process_of(self.front.process.pid, "muro.process.main")
-        found = _process_of(self.engine.process.pid, "EngineCore", missing=0)
+            return process_of(self.front.process.pid, "muro.process.main")
+        found = process_of(self.engine.process.pid, "EngineCore", missing=0)
         return found or self.engine.process.pid
 
 
-def _process_of(parent: int, words: str, missing: int | None = None) -> int:
+def process_of(parent: int, words: str, missing: int | None = None) -> int:
     """The one of a process's descendants whose name or command line has these words."""
     waiting = [parent]
     while waiting:
@@ -138,6 +149,10 @@ def _vllm(*arguments: object) -> Program:
     return Program(PLACE / "bin" / "vllm", "serve", *arguments)
 
 
+_SMALL = ("--max-num-batched-tokens", 256, "--max-num-seqs", 64)
+"""A step of the warm-up has so many tokens: on two CPUs more of them take minutes."""
+
+
 def vllm_front(setting: Setting) -> Program:
     """vLLM's front-end, which waits for an engine."""
     http = ["--host", PORT_HOST, "--port", setting.port, "--served-model-name", MODEL_NAME]
@@ -148,10 +163,10 @@ def vllm_front(setting: Setting) -> Program:
 def vllm_engine(setting: Setting) -> Program:
     """vLLM's engine, which dials a front-end."""
     away = ["--headless", "--data-parallel-size", 1, "--data-parallel-size-local", 1, *_address(setting)]
-    return _vllm(setting.model, *away, "--dtype", "float32", "--enforce-eager", "--max-model-len", CONTEXT)
+    return _vllm(setting.model, *away, "--dtype", "float32", "--enforce-eager", "--max-model-len", CONTEXT, *_SMALL)
 
 
-HOSTED = ("--engine", "vllm", "--max-model-len", CONTEXT)
+HOSTED = ("--engine", "vllm", "--max-model-len", CONTEXT, *_SMALL)
 HOSTED_OPTIONS = ("dtype=float32", "enforce_eager=true")
 
 
@@ -192,6 +207,7 @@ def hosted_whole(setting: Setting) -> Program:
 class Kind(msgspec.Struct, frozen=True):
     """A column of the table."""
 
+    slug: str
     name: str
     front: Callable[[Setting], Program]
     engine: Callable[[Setting], Program] | None
@@ -203,10 +219,10 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 KINDS = (
-    Kind("vllm front-end, our engine", vllm_front, our_engine, False, True, True),
-    Kind("vllm front-end, vllm behind our wall", vllm_front, hosted_engine, False, True),
-    Kind("our front-end, vllm engine", our_front, vllm_engine, True, False),
-    Kind("our front-end, vllm behind our wall", hosted_whole, None, True, True),
+    Kind("ours", "vllm front-end, our engine", vllm_front, our_engine, False, True, True),
+    Kind("hosted-under-vllm", "vllm front-end, vllm behind our wall", vllm_front, hosted_engine, False, True),
+    Kind("vllm-under-ours", "our front-end, vllm engine", our_front, vllm_engine, True, False),
+    Kind("hosted", "our front-end, vllm behind our wall", hosted_whole, None, True, True),
 )
 
 

@@ -6,10 +6,12 @@ reads it, and the other way round. What nearly every output is, tokens and perha
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import msgspec
 import vllm
+from vllm.v1.engine import EngineCoreOutput as TheirOutput
 from vllm.v1.engine import EngineCoreOutputs as TheirOutputs
 from vllm.v1.engine import EngineCoreRequest as TheirRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -21,11 +23,11 @@ from muro.wire.releases import layout_of_engine
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import PrefillStats, SchedulerStats
 
-RARE = (
-    "new_logprobs", "new_prompt_logprobs_tensors", "pooling_output", "kv_transfer_params", "trace_headers",
-    "routed_experts", "num_nans_in_logits",
-)  # fmt: skip
-"""Fields of an output that go over the wire's encoding; a field that a later release adds is lost."""
+_SHORT = ("request_id", "new_token_ids", "finish_reason", "stop_reason", "events", "prefill_stats")
+"""Fields of an output that are taken over one by one; any other goes over the wire's encoding."""
+_REST = tuple(name for name in TheirOutput.__struct_fields__ if name not in _SHORT)
+_rest_of = operator.attrgetter(*_REST)
+_NOTHING = _rest_of(TheirOutput(request_id="", new_token_ids=[]))
 
 
 class RequestTranslator:
@@ -51,7 +53,7 @@ class OutputTranslator:
     def output(self, theirs: Any) -> EngineCoreOutput:
         """One output of a step."""
         reason = theirs.finish_reason
-        if any(getattr(theirs, name, None) for name in RARE):
+        if any(map(operator.is_not, _rest_of(theirs), _NOTHING)):
             return self._over_the_wire(theirs)
         return EngineCoreOutput(
             theirs.request_id,
