@@ -18,7 +18,7 @@ FUZZ := $(VENV)/.installed-fuzz
 # Real foreign peers and the long runs have targets of their own.
 SUITE := tests --ignore=tests/interop --ignore=tests/chaos
 
-.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz chaos soak structured interop smoke-interop clean
+.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz chaos soak structured interop smoke-interop interop-vllm same-tokens-vllm walls-vllm clean
 
 help:
 	@echo "make serve          serve the demo model on http://$(HOST):$(PORT)   (MODEL= HOST= PORT= ARGS=)"
@@ -35,6 +35,9 @@ help:
 	@echo "make structured     answers in JSON by the schemas of a public suite, beside hostile grammars"
 	@echo "make interop        real foreign front-ends before our engine (fetches them); prints peers x cases"
 	@echo "make smoke-interop  a few of these cases"
+	@echo "make interop-vllm   vLLM 0.25.1 in Python, both directions, and its engine behind our wall (6 GB)"
+	@echo "make same-tokens-vllm  whether vLLM's engine answers the same behind our wall as under its own"
+	@echo "make walls-vllm     what our wall costs beside vLLM's own          (ARGS=--quick)"
 	@echo "make clean          remove caches and build products; $(VENV) stays"
 
 setup: $(TEST)
@@ -86,11 +89,20 @@ structured: $(TEST)
 
 interop: $(TEST)
 	@$(BIN)/python -m tests.interop.fetch
-	@$(BIN)/pytest tests/interop $(ARGS)
+	@$(BIN)/pytest tests/interop --ignore=tests/interop/vllm $(ARGS)
+
+interop-vllm: $(TEST)
+	@$(BIN)/python scripts/install_vllm.py .interop/vllm
+	@$(BIN)/pytest tests/interop/vllm $(ARGS)
+
+same-tokens-vllm walls-vllm: $(TEST)
+	@$(BIN)/python scripts/install_vllm.py .interop/vllm
+	@model=$$($(BIN)/muro pull demo --with-weights | tail -n 1); \
+	exec .interop/vllm/bin/python -m tests.interop.vllm.$(if $(filter walls%,$@),walls,same_tokens) "$$model" $(ARGS)
 
 smoke-interop: $(TEST)
 	@$(BIN)/python -m tests.interop.fetch
-	@$(BIN)/pytest tests/interop -m smoke $(ARGS)
+	@$(BIN)/pytest tests/interop --ignore=tests/interop/vllm -m smoke $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .bench .fuzz

@@ -27,7 +27,8 @@ import zmq
 from muro.transport.context import context
 from tests.support.deadline import command_line, until
 
-_TAG = "MURO_TEST_SESSION"
+TAG = "MURO_TEST_SESSION"
+"""Name of the variable that marks what a session has started."""
 _SHARED_MEMORY = Path("/dev/shm")
 _warm: "zmq.Context[zmq.Socket[bytes]] | None" = None
 
@@ -39,7 +40,7 @@ def claim_session() -> Path:
     """
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     directory = Path(tempfile.mkdtemp(prefix="mt-"))
-    os.environ[_TAG] = directory.name
+    os.environ[TAG] = directory.name
     os.environ["TMPDIR"] = os.environ["XDG_RUNTIME_DIR"] = tempfile.tempdir = str(directory)
     return directory
 
@@ -133,7 +134,7 @@ def _children() -> Iterator[int]:
 
 def _tagged() -> Iterator[int]:
     """All other processes that carry our tag."""
-    tag = f"{_TAG}={os.environ.get(_TAG, '')}".encode()
+    tag = f"{TAG}={os.environ.get(TAG, '')}".encode()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             try:

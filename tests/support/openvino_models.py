@@ -15,7 +15,7 @@ from muro.engines.openvino import graph
 from muro.engines.openvino.compiled import compile_decoder
 from muro.engines.openvino.executor import create_executor
 from muro.engines.openvino.options import OpenVINOOptions
-from muro.engines.openvino.weights import open_checkpoint
+from muro.models.checkpoint import open_checkpoint
 from muro.models.config import ModelDir, open_model
 
 FAMILIES = Path(__file__).parents[1] / "data" / "families"

@@ -35,8 +35,8 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
     engine: Annotated[
         str | None,
         typer.Option(
-            help="What runs the model: a built-in name (openvino, echo, sim), module:factory, or path.py:factory. "
-            "Default: openvino. An engine that needs no model is served with a byte-level tokenizer.",
+            help="What runs the model: a built-in name (openvino, vllm, echo, sim), module:factory, or "
+            "path.py:factory. Default: openvino. An engine that needs no model is served with a byte-level tokenizer.",
             rich_help_panel=_ENGINE,
         ),
     ] = None

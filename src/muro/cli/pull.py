@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 HELP = """Fetch a model and prepare it. Prints the model directory as the last line of standard output.
 
 NAME is a model of the catalogue, or hf:ORG/NAME for one of the Hugging Face Hub (needs muro[hub]), with @REVISION for a
-revision and :FILE.gguf to choose a file. A model that is there is not fetched again.
+revision and :FILE.gguf to choose a file. A model that is there is not fetched again. With --with-weights the directory
+serves engines, too, that read safetensors alone, such as vLLM's.
 
 Models and caches live in $MURO_HOME, else in muro/ of the user's cache directory.
 
@@ -31,6 +32,13 @@ class PullOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Flags of `muro pull`."""
 
     name: Annotated[str, typer.Argument(help="demo: SmolLM2-135M-Instruct, 98 MB; or hf:ORG/NAME.")]
+    with_weights: Annotated[
+        bool,
+        typer.Option(
+            "--with-weights",
+            help="Write the weights of a GGUF file as safetensors beside it, too, in float16 (demo: 269 MB).",
+        ),
+    ] = False
 
 
 @flags(PullOptions)
@@ -40,7 +48,7 @@ def pull(options: PullOptions) -> None:
     from muro.models.pull import pull as fetch
 
     with _Bars() as bars:
-        directory = fetch(options.name, home(), progress=bars)
+        directory = fetch(options.name, home(), progress=bars, with_weights=options.with_weights)
     print(directory)
 
 

@@ -28,6 +28,7 @@ BUILT_IN = {
     "paced": "muro.testing.paced:PacedEngine",
     "faulty": "muro.testing.faulty:FaultyEngine",
     "sim": "muro.engines.sim.engine:create_engine",
+    "vllm": "muro.engines.vllm.engine:create_engine",
 }
 """Engines that have a short name."""
 

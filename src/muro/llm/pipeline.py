@@ -26,10 +26,12 @@ from muro.text.detokenizer import detokenizer_for
 from muro.text.stop import StopChecker
 from muro.text.tokenizer import Tokenizer
 from muro.wire.output import EngineCoreOutput, EventType, FinishReason
-from muro.wire.request import EngineCoreRequest, Int64, OutputKind, SamplingParams
+from muro.wire.request import EngineCoreRequest, Int64, OutputKind, SamplingParams, StructuredOutputsParams
 
 MAX_CHOICES = 1024
 """Choices of one request."""
+GRAMMAR_BACKEND = "guidance"
+"""vLLM's name for the library that our engines use, too."""
 
 FINISH_WORDS = {
     FinishReason.STOP: "stop",
@@ -108,11 +110,19 @@ def engine_params(
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
         min_tokens=min(params.min_tokens, room),
         output_kind=OutputKind.DELTA,
+        structured_outputs=_with_backend(params.structured_outputs),
         eos_token_id=None if params.ignore_eos else tokenizer.eos_token_id,
         all_stop_token_ids=sorted({*stop_ids, *tokenizer.eos_token_ids}),
         bad_words=[],
         bad_words_token_ids=_bad_words(params.bad_words or (), tokenizer) or params.bad_words_token_ids,
     )
+
+
+def _with_backend(wanted: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+    """vLLM's engines must be told what shall compile a grammar (protocol section 8); ours have nothing else."""
+    if wanted is None or wanted.backend is not None:
+        return wanted
+    return msgspec.structs.replace(wanted, backend=GRAMMAR_BACKEND)
 
 
 class Standing(msgspec.Struct, frozen=True):

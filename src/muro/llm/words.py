@@ -38,6 +38,8 @@ INLINE_CHARS = 4096
 
 MODEL_ENGINE = "openvino"
 """The built-in engine that runs a model directory."""
+MODEL_ENGINES = (MODEL_ENGINE, "vllm")
+"""Those that have an option `max_model_len`."""
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}; the latter with "cache_salt" if wanted: only
@@ -70,7 +72,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("name a model directory, or an engine that needs none, such as echo")
         engine = self.engine or MODEL_ENGINE
         options = dict(self.options)
-        if engine == MODEL_ENGINE and self.max_model_len is not None:
+        if engine in MODEL_ENGINES and self.max_model_len is not None:
             options.setdefault("max_model_len", self.max_model_len)
         directory = self.directory()
         model = None if directory is None else str(directory)

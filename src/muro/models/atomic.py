@@ -1,4 +1,4 @@
-"""A directory that is either complete or not there.
+"""A directory, or a file that is added to it later, that is either complete or not there.
 
 `publish` lets a function fill a temporary sibling and renames it into place when it is done, with a marker that
 says from what it was made. A file lock beside it makes sure that of several processes only one does the work and
@@ -48,6 +48,35 @@ def publish(directory: Path, key: str, build: Callable[[Path], None]) -> Path:
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise ConfigError(f"{parent} cannot be written to ({error}); set MURO_HOME to a place that can") from error
     return directory
+
+
+def add_file(path: Path, build: Callable[[Path], None]) -> Path:
+    """Make a file in a directory by `build(temporary path)`, unless it is there. What `build` raises is passed on.
+
+    A directory that is published anew loses it, so a file that is there belongs to what is beside it.
+
+    Raises:
+        ConfigError: the place cannot be written to.
+    """
+    directory = path.parent
+    try:
+        with _locked(directory.parent / f".{directory.name}.lock"):
+            if not path.exists():
+                _build_file(path, build)
+    except PermissionError as error:
+        raise ConfigError(f"{directory} cannot be written to ({error}); set MURO_HOME to a place that can") from error
+    return path
+
+
+def _build_file(path: Path, build: Callable[[Path], None]) -> None:
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        build(temporary)
+        _sync(temporary)
+        temporary.rename(path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _replace(directory: Path, key: str, build: Callable[[Path], None]) -> None:

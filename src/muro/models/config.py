@@ -23,7 +23,8 @@ Raw = TypeVar("Raw", bound=msgspec.Struct)
 READY_GRAPH = "openvino_model.xml"
 """A decoder as OpenVINO stores it; its weights lie beside it."""
 
-_WEIGHTS = ("*.safetensors", "*.gguf", READY_GRAPH)
+_WEIGHTS = ("*.gguf", "*.safetensors", READY_GRAPH)
+"""Where there is a GGUF file, safetensors beside it were made from it, for engines that read nothing else."""
 
 # What is laid out by these numbers before any weight is compared with them must not take all of the memory.
 _Layers = Annotated[int, msgspec.Meta(le=10_000)]
@@ -83,7 +84,7 @@ class ModelDir(msgspec.Struct, frozen=True):
     path: Path
     config: ModelConfig
     weights: tuple[Path, ...]
-    """Files of weights: `*.safetensors`, one `*.gguf`, or a ready-made `openvino_model.xml` with its `.bin`."""
+    """Files of weights: one `*.gguf`, `*.safetensors`, or a ready-made `openvino_model.xml` with its `.bin`."""
 
     def fingerprint(self) -> str:
         """Changes when a file of the model does (name, size, time of change), so that caches made from it expire."""

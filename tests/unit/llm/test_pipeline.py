@@ -16,7 +16,7 @@ from muro.llm.pipeline import Choice, Standing, check_length, check_params, engi
 from muro.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from muro.wire.arrays import tensor_from_numpy
 from muro.wire.output import EngineCoreEvent, EngineCoreOutput, EventType, FinishReason, Logprobs
-from muro.wire.request import OutputKind, SamplingParams
+from muro.wire.request import OutputKind, SamplingParams, StructuredOutputsParams
 from muro.wire.stats import PrefillStats
 from tests.support.tokenizers import byte_level
 
@@ -263,3 +263,11 @@ def test_cached_tokens_are_those_of_the_first_attempt() -> None:
     one.take([EngineCoreOutput("r", [97], prefill_stats=PrefillStats(9, 1, 8, 8))])
     one.take([EngineCoreOutput("r", [97], prefill_stats=PrefillStats(10, 10))])
     assert one.cached_tokens == 8
+
+
+def test_engines_of_others_are_told_what_compiles_a_grammar() -> None:
+    """One that is not told, or told differently from request to request, may end."""
+    for wanted in (StructuredOutputsParams(regex="a"), StructuredOutputsParams(regex="a", backend="guidance")):
+        told = engine_params(SamplingParams(structured_outputs=wanted), 1, BYTES, 64).structured_outputs
+        assert told == StructuredOutputsParams(regex="a", backend="guidance")
+    assert engine_params(SamplingParams(), 1, BYTES, 64).structured_outputs is None

@@ -41,6 +41,11 @@ def test_a_model_is_run_by_the_engine_for_models(tmp_path: Path) -> None:
     assert choice.names() == [tmp_path.name, str(tmp_path)]
 
 
+def test_the_engine_of_vllm_is_told_the_length_too(tmp_path: Path) -> None:
+    config = ModelChoice(model=str(tmp_path), engine="vllm", max_model_len=99).engine_config()
+    assert (config.engine, config.options) == ("vllm", {"max_model_len": 99})
+
+
 def test_an_engine_alone_is_served_under_its_name_with_bytes() -> None:
     choice = ModelChoice(engine="echo", max_model_len=50)
     assert choice.engine_config().options == {}  # only the front-end minds the length then

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from muro.errors import ConfigError
-from muro.models.atomic import is_complete, publish
+from muro.models.atomic import add_file, is_complete, publish
 
 
 def write(text: str):
@@ -12,6 +12,10 @@ def write(text: str):
         (directory / "file").write_text(text)
 
     return build
+
+
+def write_file(path: Path) -> None:
+    path.write_text("b")
 
 
 def never(directory: Path) -> None:
@@ -94,3 +98,23 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="MURO_HOME"):
         publish(tmp_path / "file" / "model", "key", never)
+
+
+def test_a_file_is_added_once(tmp_path: Path) -> None:
+    target = publish(tmp_path / "model", "key", write("a")) / "more"
+    assert add_file(target, write_file) == target
+    add_file(target, never)
+    assert sorted(path.name for path in target.parent.iterdir()) == [".complete", "file", "more"]
+    assert target.read_text() == "b" and is_complete(target.parent, "key")
+
+
+def test_a_file_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    target = publish(tmp_path / "model", "key", write("a")) / "more"
+
+    def build(path: Path) -> None:
+        path.write_text("half")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        add_file(target, build)
+    assert sorted(path.name for path in target.parent.iterdir()) == [".complete", "file"]

@@ -21,9 +21,9 @@ from muro.engine.interface import Report
 from muro.engines.openvino import graph
 from muro.engines.openvino.options import OpenVINOOptions
 from muro.engines.openvino.paged import to_paged
-from muro.engines.openvino.weights import open_checkpoint
 from muro.errors import ConfigError
 from muro.models.atomic import publish
+from muro.models.checkpoint import open_checkpoint
 from muro.models.config import READY_GRAPH, ModelConfig, ModelDir
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset6, opset13
 
-from muro.engines.openvino.weights import Checkpoint, quantize_int8
+from muro.engines.openvino.compression import quantize_int8
 from muro.errors import ConfigError
+from muro.models.checkpoint import Checkpoint
 from muro.models.config import DecoderConfig
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import pytest
 
 from muro.engine.interface import EngineCore
 from muro.engine.loader import load_engine
-from muro.engines.openvino.weights import open_checkpoint
 from muro.errors import ConfigError, MissingExtraError
+from muro.models.checkpoint import open_checkpoint
 from muro.models.pooling import write_pooling
 from muro.wire.request import EngineCoreRequest, PoolingParams, SamplingParams
 from tests.support.openvino_models import FAMILIES, family, golden

@@ -9,8 +9,8 @@ import pytest
 from muro.core.plan import SchedulerOutput, SequencePlan
 from muro.engines.openvino.executor import create_executor, step_inputs
 from muro.engines.openvino.options import OpenVINOOptions
-from muro.engines.openvino.weights import open_checkpoint
 from muro.errors import ConfigError, InvalidRequestError
+from muro.models.checkpoint import open_checkpoint
 from tests.support.openvino_models import NAMES, compiled, executor, family, golden, log_softmax, part, step
 
 TABLE = [5, 3, 1, 7]  # blocks in no order

@@ -9,8 +9,8 @@ import pytest
 from muro.core.plan import SequencePlan
 from muro.engines.openvino.executor import OpenVINOExecutor, create_executor
 from muro.engines.openvino.options import OpenVINOOptions
-from muro.engines.openvino.weights import open_checkpoint
 from muro.errors import ConfigError
+from muro.models.checkpoint import open_checkpoint
 from muro.models.config import ModelDir, open_model
 from muro.models.prepare import from_gguf
 from tests.support.checkpoints import write_checkpoint

@@ -8,8 +8,8 @@ import pytest
 
 from muro.engines.openvino import graph
 from muro.engines.openvino.paged import to_paged
-from muro.engines.openvino.weights import open_checkpoint
 from muro.errors import ConfigError
+from muro.models.checkpoint import open_checkpoint
 from muro.models.config import DecoderConfig, RopeScaling, open_model
 from tests.support.checkpoints import write_checkpoint, write_tensors
 from tests.support.openvino_models import family

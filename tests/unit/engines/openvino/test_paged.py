@@ -5,8 +5,8 @@ from openvino import opset13
 
 from muro.engines.openvino import graph, paged
 from muro.engines.openvino.paged import to_paged
-from muro.engines.openvino.weights import open_checkpoint
 from muro.errors import ConfigError
+from muro.models.checkpoint import open_checkpoint
 from tests.support.openvino_models import family
 
 

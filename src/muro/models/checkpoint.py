@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint, by their Hugging Face names, and their compression to int8.
+"""Tensors of a checkpoint, by their Hugging Face names.
 
 Reads one tensor at a time from memory-mapped files, so that the process never holds the model twice.
 Formats: safetensors (https://github.com/huggingface/safetensors, "Format") in F32, F16 and BF16, and whatever the
@@ -40,6 +40,9 @@ _GGUF_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GGUF_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_FROM_GGUF_NAMES = {theirs: ours for ours, theirs in _GGUF_NAMES.items()}
+_FROM_GGUF_TOP = {theirs: ours for ours, theirs in _GGUF_TOP.items()}
 
 
 class Checkpoint(Protocol):
@@ -132,6 +135,11 @@ class GgufCheckpoint:
         if architecture != "llama":
             self._permuted = {}
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape, matrices as [out, in], by the names that `read` takes."""
+        names = _weights(self._tensors)
+        return {_hugging_face_name(name): tuple(map(int, self._tensors[name].shape[::-1])) for name in names}
+
     def unread(self) -> list[str]:
         return _weights(self._unread)
 
@@ -168,21 +176,19 @@ def _weights(names: Iterable[str]) -> list[str]:
 def gguf_name(name: str) -> str:
     """The GGUF name of a tensor, from its Hugging Face name."""
     module, _, kind = name.rpartition(".")
-    top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    if module in top:
-        return f"{top[module]}.{kind}"
+    if module in _GGUF_TOP:
+        return f"{_GGUF_TOP[module]}.{kind}"
     layer, _, rest = module.removeprefix("model.layers.").partition(".")
     return f"blk.{layer}.{_GGUF_NAMES.get(rest, rest)}.{kind}"
 
 
-def quantize_int8(weight: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Symmetric int8 per output channel: `weight` [out, in] is about `values * scales`, scales [out, 1]."""
-    import numpy as np
-
-    scales = np.abs(weight).max(axis=1, keepdims=True) / 127
-    scales[scales == 0] = 1
-    values = np.rint(weight / scales).astype(np.int8)
-    return values, scales.astype(np.float32)
+def _hugging_face_name(stored: str) -> str:
+    """The inverse of `gguf_name`."""
+    module, _, kind = stored.rpartition(".")
+    if module in _FROM_GGUF_TOP:
+        return f"{_FROM_GGUF_TOP[module]}.{kind}"
+    layer, _, rest = module.removeprefix("blk.").partition(".")
+    return f"model.layers.{layer}.{_FROM_GGUF_NAMES.get(rest, rest)}.{kind}"
 
 
 def _unpermute(weight: Float32, heads: int) -> Float32:

@@ -4,11 +4,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from muro.engines.openvino.weights import GgufCheckpoint, SafetensorsCheckpoint, open_checkpoint, quantize_int8
 from muro.errors import ConfigError
+from muro.models.checkpoint import GgufCheckpoint, SafetensorsCheckpoint, open_checkpoint
 from muro.models.config import ModelDir, open_model, read_config
 from muro.models.prepare import from_gguf
 from tests.support.gguf_files import tiny_weights, write_tiny_gguf
@@ -122,13 +120,3 @@ def test_damaged_and_several_gguf_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"second\.gguf is no GGUF file"):
         open_checkpoint(msgspec.structs.replace(model, weights=(tmp_path / "second.gguf",)))
     assert read_config(tmp_path) == model.config
-
-
-@given(st.integers(0, 2**32 - 1), st.floats(1e-6, 1e6))
-def test_int8_is_off_by_half_a_step_at_most(seed: int, scale: float) -> None:
-    weight = (np.random.default_rng(seed).normal(0, scale, (7, 13))).astype(np.float32)
-    weight[3] = 0
-    values, scales = quantize_int8(weight)
-    assert values.dtype == np.int8 and scales.shape == (7, 1)
-    assert not values[3].any() and np.isfinite(scales).all()
-    assert (np.abs(values * scales - weight) <= scales * 0.5001).all()
