@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -42,6 +43,10 @@ def arguments(model: str, options: dict[str, Any]) -> Iterator[str]:
         flag = name.replace("_", "-")
         if str(value).lower() in ("true", "false"):
             yield f"--{flag}" if str(value).lower() == "true" else f"--no-{flag}"
+        elif isinstance(value, dict):
+            yield f"--{flag}={msgspec.json.encode(value).decode()}"
+        elif isinstance(value, list):
+            yield from (f"--{flag}", *map(str, value))
         else:
             yield f"--{flag}={value}"
 
