@@ -285,7 +285,7 @@ class Request:
         token_id, length = tokens[-1], len(tokens)
         if token_id in self.end_token_ids and length >= self.min_length:
             return FinishReason.STOP, None if token_id == self.eos_token_id else token_id
-        if self.grammar is not None and self.grammar.is_complete(tokens):
+        if self.grammar is not None and self.grammar.is_complete(tokens) and not self._may_say_so(length):
             return FinishReason.STOP, None
         if length >= self.max_length:
             return FinishReason.LENGTH, None
@@ -295,6 +295,16 @@ class Request:
             if state.is_repeating and length >= self.min_length:
                 return FinishReason.REPETITION, REPETITION_DETECTED
         return None
+
+    def _may_say_so(self, length: int) -> bool:
+        """Whether a complete structure can be followed by the end token, to which the grammar then holds the model.
+
+        Front-ends take the last token of a request that stopped for what stopped it, and some leave it out of the text.
+        """
+        if self.eos_token_id is None or not self.min_length <= length < self.max_length:
+            return False
+        allowed = self.sampling.allowed
+        return allowed is None or self.eos_token_id in allowed
 
     def _state(self, history: History) -> SamplerState:
         if self.sampler_state is None:

@@ -125,6 +125,23 @@ def test_it_ends_when_the_grammar_is_complete_whatever_min_tokens_says() -> None
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (FinishReason.STOP, None)
 
 
+def test_a_complete_structure_is_followed_by_the_end_token() -> None:
+    """Some front-ends leave the last token of what has stopped out of the text."""
+    params = sampling(choice=["yes", "no"])
+    assert params.structured_outputs is not None
+    cases = {"free": params, "one more": msgspec.structs.replace(params, max_tokens=4)}
+    short = StructuredOutputsParams(regex="ab")
+    cases["no room"] = msgspec.structs.replace(params, structured_outputs=short, max_tokens=2)
+    cases["never"] = msgspec.structs.replace(params, ignore_eos=True)
+    cases["not allowed"] = msgspec.structs.replace(params, allowed_token_ids=list(b"yesno"))
+    with engine_with_grammars([params.structured_outputs, short]) as engine:
+        found = drive(engine, [Case([1], each) for each in cases.values()])
+    ends = {name: tokens_of(outputs)[-1] for name, outputs in zip(cases, found.values(), strict=True)}
+    assert ends.pop("free") == ends.pop("one more") == EOS
+    assert EOS not in ends.values()
+    assert all(outputs[-1].finish_reason == FinishReason.STOP for outputs in found.values())
+
+
 def test_what_leaves_nothing_to_choose_is_an_error_of_one_request() -> None:
     params = sampling(choice=["yes", "no"])
     params.allowed_token_ids = [ord("x")]
@@ -154,7 +171,7 @@ def test_thinking_comes_before_the_structure() -> None:
         request = EngineCoreRequest("a", [1, 4], sampling_params=params, reasoning_ended=False)
         engine.add_request("a", engine.preprocess(request))
         tokens = run_out(engine)["a"]
-    assert tokens[-4:] == [5, 6, 97, 98] and len(tokens) == 7
+    assert tokens[-5:] == [5, 6, 97, 98, EOS] and len(tokens) == 8
 
 
 def run_out(engine: EngineCore) -> dict[str, list[int]]:
