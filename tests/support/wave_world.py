@@ -58,6 +58,9 @@ class OldEngineWave(EngineWave):
         self.running = True
         return Word(Says.START_WAVE, self.wave) if late else None
 
+    def told_to_start(self, wave: int) -> Word | None:
+        return None if wave < self.wave else super().told_to_start(wave)
+
 
 class OldCoordinatorWave(CoordinatorWave):
     """A released coordinator, as the protocol tells it."""
@@ -144,14 +147,14 @@ class Engine:
             return
         self.voted = False
         if not outcome:
-            word = self.wave.all_idle()
-            if self.rank == 0:
-                self.say(word)
+            self.say(self.wave.all_idle())
             if self.has_work:  # it came while the votes were on their way: cannot be, for nothing is read meanwhile
                 raise AssertionError("a rank with work has agreed that there is none")
+            if self.world.setting.votes_wake and self.agreement.is_awaited:
+                self.say(self.wave.peers_step())
 
     def say(self, word: Word | None) -> None:
-        if word is not None:
+        if word is not None and (word.says is Says.START_WAVE or self.rank == 0):
             self.world.send(f"e{self.rank}", "c", (self.rank, word))
 
 

@@ -25,6 +25,7 @@ class Agreement:
         self.size = size
         self.round = 0
         """The round that is not decided yet."""
+        self._before: dict[int, bool] = {}
         self._now: dict[int, bool] = {}
         self._next: dict[int, bool] = {}
 
@@ -66,10 +67,10 @@ class Agreement:
             return None
         outcome = any(self._now.values())
         self.round += 1
-        self._now, self._next = self._next, {}
+        self._before, self._now, self._next = self._now, self._next, {}
         return outcome
 
     def votes(self) -> list[tuple[int, int, bool]]:
-        """All that is known of this round and the next: (rank, round, value), for one who comes late."""
-        now = [(rank, self.round, value) for rank, value in self._now.items()]
-        return now + [(rank, self.round + 1, value) for rank, value in self._next.items()]
+        """What one who is late may have missed: (rank, round, value) of the last round, this one and the next."""
+        rounds = ((self.round - 1, self._before), (self.round, self._now), (self.round + 1, self._next))
+        return [(rank, number, value) for number, votes in rounds for rank, value in votes.items()]

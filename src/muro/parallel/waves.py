@@ -15,7 +15,8 @@ Where these machines do more than vLLM's, it is so that nobody is left asleep wh
   of a wave that one has not run yet never does harm.
 - The coordinator repeats a start for everybody who says that it has started, even if the wave runs already, and
   answers a number of the past with its own: whoever says so may know less than it, or more.
-- To a coordinator that is new, engines that run say again that they do.
+- To a coordinator that is new, engines that run say again that they do; and to one that starts a wave which is over,
+  rank 0 says again that it is.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from muro.wire.coordination import FirstRequest, Publication
 
 MAX_STATED_WAVE: Final = 1 << 48
 """Waves that a front-end states are believed up to here; no honest one gets there."""
+MAX_WAVE: Final = 1 << 60
+"""Any other up to here; it must fit into a message, and the next one, too."""
 
 
 class Rule(enum.Enum):
@@ -55,13 +58,14 @@ class EngineEvent(enum.Enum):
 
     WORK = "it has work"
     START = "START_DP_WAVE"
+    START_OF_THE_PAST = "START_DP_WAVE of a wave that is over"
     PEERS_STEP = "another rank asks for agreement"
     ALL_IDLE = "agreed that nobody has work"
     COORDINATOR_UP = "READY from the coordinator"
 
 
 class Says(enum.Enum):
-    """What an engine tells the coordinator; the second is for rank 0 to tell."""
+    """What an engine tells the coordinator. The end of a wave is for rank 0 to tell."""
 
     START_WAVE = "start_wave"
     WAVE_COMPLETE = "wave_complete"
@@ -77,15 +81,17 @@ class Word(msgspec.Struct, frozen=True):
 ENGINE: Final[dict[tuple[bool, EngineEvent], tuple[bool, Says | None]]] = {
     (False, EngineEvent.WORK): (True, Says.START_WAVE),
     (False, EngineEvent.START): (True, None),
+    (False, EngineEvent.START_OF_THE_PAST): (False, Says.WAVE_COMPLETE),
     (False, EngineEvent.PEERS_STEP): (True, None),
     (False, EngineEvent.COORDINATOR_UP): (False, None),
     (True, EngineEvent.WORK): (True, None),
     (True, EngineEvent.START): (True, None),
+    (True, EngineEvent.START_OF_THE_PAST): (True, None),
     (True, EngineEvent.PEERS_STEP): (True, None),
     (True, EngineEvent.ALL_IDLE): (False, Says.WAVE_COMPLETE),
     (True, EngineEvent.COORDINATOR_UP): (True, Says.START_WAVE),
 }
-"""(runs, event) -> (runs then, what it says). A START of a wave that is over is no event."""
+"""(runs, event) -> (runs then, what it says)."""
 
 
 class EngineWave:
@@ -115,9 +121,12 @@ class EngineWave:
         return self._meets(EngineEvent.WORK)
 
     def told_to_start(self, wave: int) -> Word | None:
-        """START_DP_WAVE came. Of a wave that is over it is old news."""
-        if wave < self.wave:
+        """START_DP_WAVE came."""
+        if wave > MAX_WAVE:
             return None
+        if wave < self.wave:
+            said = self._meets(EngineEvent.START_OF_THE_PAST)
+            return said and Word(said.says, self.wave - 1)
         self.wave = wave
         return self._meets(EngineEvent.START)
 
@@ -138,8 +147,9 @@ class EngineWave:
         return said
 
     def coordinator_up(self) -> Word | None:
-        """A coordinator has said READY, perhaps a new one that knows nothing."""
-        return self._meets(EngineEvent.COORDINATOR_UP)
+        """A coordinator has said READY, perhaps a new one that knows nothing. Changes nothing: any thread may ask."""
+        _, says = ENGINE[self.running, EngineEvent.COORDINATOR_UP]
+        return None if says is None else Word(says, self.wave)
 
     def _meets(self, event: EngineEvent) -> Word | None:
         self.running, says = ENGINE[self.running, event]
@@ -245,6 +255,8 @@ class CoordinatorWave:
         return self._meets(CoordinatorEvent.WAVE_COMPLETE, wave, None)
 
     def _meets(self, event: CoordinatorEvent, wave: int, exclude: int | bytes | None) -> Orders:
+        if not 0 <= wave <= MAX_WAVE:
+            return Orders()
         age = Age.OLDER if wave < self.wave else Age.SAME if wave == self.wave else Age.NEWER
         effect = COORDINATOR[self.running, event, age]
         self.running = effect.runs

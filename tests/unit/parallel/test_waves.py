@@ -70,12 +70,19 @@ def test_numbers_that_no_honest_front_end_states_are_not_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "running", "wave"), [(2, False, 3), (3, True, 3), (9, True, 9)], ids=["over", "this", "later"]
+    ("told", "running", "wave"), [(3, True, 3), (9, True, 9), (2**62, False, 3)], ids=["this", "later", "nonsense"]
 )
 def test_a_start(told: int, running: bool, wave: int) -> None:
     one = engine(3)
     assert one.told_to_start(told) is None
     assert (one.running, one.wave) == (running, wave)
+
+
+def test_a_start_of_a_wave_that_is_over() -> None:
+    one = engine(3)
+    assert one.told_to_start(1) == Word(Says.WAVE_COMPLETE, 2) and not one.running
+    one.running = True
+    assert one.told_to_start(1) is None and one.wave == 3
 
 
 def test_the_vote_of_another_rank_starts_without_a_word() -> None:
