@@ -69,7 +69,9 @@ class StartWave(msgspec.Struct):
 
 
 class PeersStep(msgspec.Struct):
-    """Data parallel: another lockstep rank waits for this one."""
+    """Data parallel: another lockstep rank waits for this one in the agreement of this number, the first is 0."""
+
+    number: int
 
 
 class CoordinatorUp(msgspec.Struct):

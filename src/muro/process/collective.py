@@ -61,7 +61,8 @@ class RankCollective:
     Args:
         config: the group.
         rank: its own.
-        on_awaited: called, in the collective's thread, when another rank has voted and this one is not about to.
+        on_awaited: called when another rank has voted and this one has not, with the number of the agreement. From the
+            collective's thread or the caller's of `any_rank`.
         stop: set when this rank is asked to stop.
         dial: how to connect.
         insecure_tcp: whether the address may be reachable for others.
@@ -72,7 +73,7 @@ class RankCollective:
         config: LockstepConfig,
         rank: EngineRank,
         *,
-        on_awaited: Callable[[], None],
+        on_awaited: Callable[[int], None],
         stop: Wakeup,
         dial: Dial = PLAIN,
         insecure_tcp: bool = False,
@@ -153,9 +154,7 @@ class RankCollective:
                 else:
                     raise self._missing(number, timeout)
             self._last = None
-            awaited = self._agreement.is_awaited
-        if awaited:
-            self._on_awaited()  # for the next round already
+        self._call()  # perhaps for the next round already
         return outcome
 
     def _patience(self, timeout: float) -> float:
@@ -166,7 +165,7 @@ class RankCollective:
 
     def _missing(self, number: int, timeout: float) -> EngineDeadError:
         missing, others = self._agreement.missing(), self._config.size - 1
-        if gone := sorted(self._left):
+        if gone := [rank for rank in missing if rank in self._left]:  # who left after it had voted is not to blame
             how = f"lockstep {_ranks(gone)} left the group while this one went on"
         elif self._rank != 0 and len(missing) == others:
             how = f"lockstep rank 0, through which the others are heard, gave no sign of life within {timeout:g} s"
@@ -187,7 +186,7 @@ class RankCollective:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
-            self._on_awaited()
+            self._on_awaited(self._agreement.round)
         finally:
             close(socket)
 
@@ -258,7 +257,16 @@ class RankCollective:
             self._changed.notify_all()
         if self._rank == 0 and news:
             self._say(socket, ballot, but=ballot.rank)
+        elif not news and ballot.kind == "vote":
+            self._remind(socket, ballot.number)
         self._call()
+
+    def _remind(self, socket: Socket, number: int) -> None:
+        """Somebody repeats a vote: ours may have been lost, though we have heard all others."""
+        with self._changed:
+            mine = [vote for vote in self._agreement.votes() if vote[:2] == (self._rank, number)]
+        for _, _, value in mine if self._rank != 0 else ():
+            self._say(socket, Ballot(self._config.token, "vote", self._rank, number, value))
 
     def _answer(self, socket: Socket, rank: int) -> None:
         """Rank 0 tells one who asks all that it knows."""
@@ -274,10 +282,11 @@ class RankCollective:
     def _call(self) -> None:
         """Tell the loop that it is waited for, once per round."""
         with self._changed:
-            number, awaited = self._agreement.round, self._agreement.is_awaited
-        if awaited and self._called < number:
+            number = self._agreement.round
+            if not self._agreement.is_awaited or self._called >= number:
+                return
             self._called = number
-            self._on_awaited()
+        self._on_awaited(number)
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -59,6 +59,7 @@ class Lockstep:
         self._clock = clock
         self._wave = EngineWave(interval)
         self._told_by = COORDINATOR
+        self._agreements = 0
         self._warned = False
 
     @property
@@ -78,7 +79,7 @@ class Lockstep:
             case StartWave():
                 self._told_by = event.origin
                 said += self._say(wave.told_to_start(event.wave))
-            case PeersStep():
+            case PeersStep() if event.number == self._agreements:  # else this rank has answered meanwhile
                 wave.peers_step()
             case CoordinatorUp() if self._reports is not None:
                 said += self._reports.anew(wave.wave, wave.steps)
@@ -93,8 +94,10 @@ class Lockstep:
             self._compute_nothing()
         agree = wave.stepped()
         said += self.before_idle()
-        if agree and not self._collective.any_rank(has_work, self._timeout):
-            said += self._say(wave.all_idle())
+        if agree:
+            goes_on = self._collective.any_rank(has_work, self._timeout)
+            self._agreements += 1
+            said += [] if goes_on else self._say(wave.all_idle())
         return said
 
     def before_idle(self) -> list[Routed]:
@@ -139,7 +142,7 @@ def join_group(engine: EngineCore, config: EngineConfig, inbox: InputQueue, stop
     return RankCollective(
         config.lockstep,
         EngineRank(config.rank),
-        on_awaited=lambda: inbox.put(PeersStep()),
+        on_awaited=lambda number: inbox.put(PeersStep(number)),
         stop=stop,
         dial=Dial(config.curve),
         insecure_tcp=config.insecure_tcp,

@@ -54,6 +54,7 @@ def test_fc37_at_rest_all_are_idle_and_nothing_is_left_behind(kind: str) -> None
             raise AssertionError(f"{kind}, seed {seed}: {fault}") from fault
 
 
+@pytest.mark.timeout(900)
 @settings(deadline=None, max_examples=count(50, 1000))
 @given(data=st.data(), ranks=st.integers(2, 4), kind=st.sampled_from(sorted(KINDS)))
 def test_fc37_the_shortest_way_to_a_fault(data: st.DataObject, ranks: int, kind: str) -> None:

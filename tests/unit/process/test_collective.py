@@ -17,10 +17,10 @@ from muro.errors import ConfigError, EngineDeadError
 from muro.ids import EngineRank
 from muro.process import collective
 from muro.process.collective import RankCollective
-from muro.transport.sockets import close, connect_dealer, send_nowait
+from muro.transport.sockets import Socket, close, connect_dealer, send_nowait
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
-from muro.wire.lockstep import Ballot, encode_ballot
+from muro.wire.lockstep import Ballot, decode_ballot, encode_ballot
 from tests.support.deadline import until
 
 LONG = 20.0
@@ -38,7 +38,7 @@ class Group:
 
     def make(self, rank: int) -> RankCollective:
         return RankCollective(
-            self.config, EngineRank(rank), on_awaited=self.called[rank].release, stop=self.stops[rank]
+            self.config, EngineRank(rank), on_awaited=lambda number: self.called[rank].release(), stop=self.stops[rank]
         )
 
     def open(self, *ranks: int) -> None:
@@ -125,6 +125,24 @@ def test_votes_that_got_lost_are_said_again(monkeypatch: pytest.MonkeyPatch) -> 
         assert [vote.result() for vote in votes] == [True, True]
 
 
+def test_a_vote_that_got_lost_although_its_rank_has_heard_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective, "REPEAT", 0.05)
+    lost: list[Ballot] = []
+
+    def send(socket: Socket, frames: list[bytes]) -> bool:
+        ballot = decode_ballot(frames[-1])
+        if ballot.kind == "vote" and ballot.rank == 1 and not lost:
+            lost.append(ballot)
+            return True
+        return send_nowait(socket, frames)
+
+    monkeypatch.setattr(collective, "send_nowait", send)
+    with group(2) as ranks:
+        ranks.open()
+        assert [vote.result() for vote in [ranks.vote(1, True), ranks.vote(0, False)]] == [True, True]
+        assert lost
+
+
 @pytest.mark.parametrize(
     ("who", "missing"), [(0, "lockstep rank 2 did not"), (1, "lockstep rank 2 did not")], ids=["rank 0", "rank 1"]
 )
@@ -158,6 +176,9 @@ def test_without_rank_0_nobody_hears_anybody() -> None:
 def test_who_stops_lets_the_others_know(leaver: int) -> None:
     with group(3) as ranks:
         ranks.open()
+        assert [vote.result() for vote in [ranks.vote(rank, False) for rank in range(3)]] == [False] * 3, (
+            "they are there"
+        )
         waiting = [ranks.vote(rank, True) for rank in range(3) if rank != leaver]
         ranks.stops[1].set()
         ranks.ranks[leaver].close()
@@ -205,7 +226,7 @@ def test_an_address_of_other_machines_needs_to_be_asked_for() -> None:
     ranks = RankCollective(
         LockstepConfig(size=2, address="tcp://192.0.2.1:29600"),
         EngineRank(1),
-        on_awaited=lambda: None,
+        on_awaited=lambda number: None,
         stop=Wakeup(),
     )
     with pytest.raises(ConfigError, match="insecure"):

@@ -113,7 +113,7 @@ def test_a_step_without_a_forward_is_filled_up(page: ProgressPage) -> None:
     assert "up to 0.001 s" not in rig.inbox.reads, "others must not wait for that"
 
 
-@pytest.mark.parametrize("event", [StartWave(0, 1), PeersStep()], ids=["excluded", "called by another rank"])
+@pytest.mark.parametrize("event", [StartWave(0, 1), PeersStep(0)], ids=["excluded", "called by another rank"])
 def test_what_starts_a_rank_that_pauses(page: ProgressPage, event: Any) -> None:
     rig = LockstepRig(page, Group())
     rig.inbox.put(event)
@@ -138,6 +138,14 @@ def test_old_news_of_a_wave_that_is_over(page: ProgressPage) -> None:
     rig.inbox.put(StartWave(0))
     rig.run_until_asleep()
     assert rig.idling.dummies == dummies and rig.policy.wave == 1
+
+
+def test_a_call_that_was_answered_meanwhile(page: ProgressPage) -> None:
+    rig = LockstepRig(page, Group())
+    rig.idling.during = lambda step: rig.inbox.put(PeersStep(0)) if step == 1 else None
+    rig.add("a", max_tokens=1)
+    rig.run_until_asleep()
+    assert rig.group.mine == [False] and rig.policy.wave == 1
 
 
 def test_rank_0_tells_a_coordinator_that_starts_what_is_over(page: ProgressPage) -> None:
