@@ -41,6 +41,50 @@ class CurveKeys(msgspec.Struct, frozen=True):
         return f"CurveKeys(server={self.server!r}, public={self.public!r}, secret=...)"
 
 
+class LockstepConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The group of a lockstep engine: ranks 0 ... size - 1, which all step together. Times in seconds."""
+
+    size: int
+    address: str = ""
+    """Where rank 0 hears the votes of the others; not used by engines that bring a group of their own."""
+    token: str = ""
+    """Tells this group from an earlier one at the same address; the same for all its ranks."""
+    interval: int = 32
+    """Steps from one agreement to the next."""
+    timeout: float = 30.0
+    """How long a rank waits for the votes of the others before it ends with an error that names who is missing."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= 65536:
+            raise ConfigError(f"the size of a lockstep group is {self.size}; it must lie in 1 ... 65536")
+        if self.interval < 1 or self.timeout <= 0:
+            raise ConfigError(
+                f"lockstep ranks that agree every {self.interval} steps and wait {self.timeout} s make no sense; "
+                "32 steps and 30 s work"
+            )
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The data-parallel coordinator: three addresses to listen at, and for whom."""
+
+    num_engines: int
+    input_address: str
+    """XPUB, to which engines subscribe (INIT's `coordinator_input`)."""
+    output_address: str
+    """PULL, to which engines report (INIT's `coordinator_output`)."""
+    stats_address: str
+    """XPUB, to which front-ends subscribe (INIT's `frontend_stats_publish_address`)."""
+    lockstep: bool = False
+    release: str = "0.33"
+    """Of the front-ends: those before 0.27 read pairs of counts, not triples."""
+    insecure_tcp: bool = False
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_engines <= 65536:
+            raise ConfigError(f"num_engines is {self.num_engines}; it must lie in 1 ... 65536")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process. Times in seconds."""
 
@@ -64,6 +108,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     headless: bool = False
     peer_release: str = "auto"
     """Wire layout to write: "auto" or a release such as "0.25" or "0.33"."""
+    lockstep: LockstepConfig | None = None
+    """The group of an engine that says of itself that it runs in lockstep; not used by others."""
     limits: Limits = Limits()
     handshake_timeout: float = 300.0
     shutdown_timeout: float = 0.0
@@ -74,6 +120,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.rank <= 65535:
             raise ConfigError(f"rank is {self.rank}; it must lie in 0 ... 65535")
+        if self.lockstep is not None and self.rank >= self.lockstep.size:
+            raise ConfigError(f"rank {self.rank} cannot be one of {self.lockstep.size} lockstep ranks")
         if self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}; it must not be negative")
 

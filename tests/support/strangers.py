@@ -16,6 +16,7 @@ import zmq
 from muro.transport.endpoint import parse_address
 from muro.wire.codec import OutputEncoder, RequestEncoder
 from muro.wire.control import UtilityRequest
+from muro.wire.coordination import FirstRequest, ScaleElasticEP, encode
 from muro.wire.handshake import EngineHandshake
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
 from muro.wire.releases import NEWEST
@@ -31,7 +32,7 @@ PER_CONNECTION = 5000
 
 
 def strangers(kind: str, address: str, count: int, seed: int = 1) -> "subprocess.Popen[bytes]":
-    """Start a stranger of this kind: "router" or "pull", after the socket that it sends to.
+    """Start a stranger of this kind: "router", "pull" or "xpub", after the socket that it sends to.
 
     A "visitor" sends to a ROUTER and does not pretend to be engine 0.
     """
@@ -81,6 +82,19 @@ def greeting_templates() -> list[list[bytes]]:
     return [[handshake.hello()], [RESPONSE.encode()], [], [b""], [b"", b""], [b"x"] * 40]
 
 
+def subscription_templates() -> list[list[bytes]]:
+    """What engines and front-ends say to a coordinator's XPUB sockets."""
+    notices = [FirstRequest(b"\x01\x00", 3), FirstRequest(None, 0), ScaleElasticEP("SCALE_ELASTIC_EP", 2**40)]
+    return [[b"\x01"], [b"\x00"], [b"\x01topic"], [], *[[encode(notice)] for notice in notices]]
+
+
+TEMPLATES = {
+    "pull": (zmq.PUSH, output_templates),
+    "xpub": (zmq.XSUB, subscription_templates),
+}
+OTHER_TEMPLATES = (zmq.DEALER, lambda: greeting_templates() + request_templates())
+
+
 def half_connections(address: str, chance: random.Random) -> None:
     """Connections that are no ZMTP, or end in the midst of it; and a frame that claims to be enormous."""
     where = parse_address(address)
@@ -126,14 +140,15 @@ def _mutate(frames: list[bytearray], chance: random.Random) -> None:
 def _offer(kind: str, address: str, count: int, seed: int) -> None:
     chance = random.Random(seed)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    messages = mutated(output_templates() if kind == "pull" else greeting_templates() + request_templates(), seed)
+    own, templates = TEMPLATES.get(kind, OTHER_TEMPLATES)
+    messages = mutated(templates(), seed)
     offered = 0
     while offered < count:
         half_connections(address, chance)
-        socket = context.socket(zmq.PUSH if kind == "pull" else zmq.DEALER)
+        socket = context.socket(own)
         socket.setsockopt(zmq.LINGER, PATIENCE_MS)
         socket.setsockopt(zmq.SNDTIMEO, PATIENCE_MS)
-        if kind != "pull" and chance.random() < 0.7:
+        if own is zmq.DEALER and chance.random() < 0.7:
             names = (
                 b"\x00\x00" if kind == "router" else b"visitor",
                 b"\x07\x00",

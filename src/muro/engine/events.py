@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from muro.ids import ClientIndex
+from muro.ids import COORDINATOR, ClientIndex
 from muro.wire.output import EngineCoreOutputs
 
 
@@ -63,10 +63,21 @@ class Call(msgspec.Struct):
 
 
 class StartWave(msgspec.Struct):
-    """Data parallel: all ranks but `exclude` start stepping for `wave`."""
+    """Data parallel: all ranks but `exclude` start stepping for `wave`; `origin` said so."""
 
     wave: int
     exclude: int | bytes | None = None
+    origin: ClientIndex = COORDINATOR
+
+
+class PeersStep(msgspec.Struct):
+    """Data parallel: another lockstep rank waits for this one in the agreement of this number, the first is 0."""
+
+    number: int
+
+
+class CoordinatorUp(msgspec.Struct):
+    """The coordinator has said READY: it may be a new one, which knows nothing."""
 
 
 class GivenUp(msgspec.Struct):
@@ -93,4 +104,7 @@ class Wakeup(msgspec.Struct):
 
 WAKEUP = Wakeup()
 
-Event = Add | Abort | Call | StartWave | GivenUp | ExecutorFailed | Wakeup
+OF_THE_LOOP = (StartWave, PeersStep, CoordinatorUp, Wakeup)
+"""Events that do nothing to requests."""
+
+Event = Add | Abort | Call | StartWave | PeersStep | CoordinatorUp | GivenUp | ExecutorFailed | Wakeup

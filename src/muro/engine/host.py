@@ -23,7 +23,7 @@ import msgspec
 from muro.engine.admission import Admission
 from muro.engine.checks import check_request
 from muro.engine.endings import aborted_output, failed_output, paused_output
-from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp, Routed, StartWave, Wakeup
+from muro.engine.events import OF_THE_LOOP, Abort, Add, Call, Event, ExecutorFailed, GivenUp, Routed
 from muro.engine.interface import EngineCore, EngineInfo, StepResult
 from muro.engine.operations import declared_operations, find_operation
 from muro.engine.pausing import Pause, PauseWanted, clear_caches
@@ -36,7 +36,7 @@ from muro.wire.failure import SHUTTING_DOWN, call_failure_text
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
 from muro.wire.progress import PAUSED
 from muro.wire.request import EngineCoreRequest
-from muro.wire.stats import PrefillStats
+from muro.wire.stats import PrefillStats, SchedulerStats
 
 
 class _Live(msgspec.Struct, gc=False):
@@ -92,6 +92,7 @@ class EngineHost:
         self._taken: list[str] = []
         self._renames = 0
         self._stats_due = False
+        self._stats: SchedulerStats | None = None
         self._stopping = False
         self.achieved = 0
         """Grows with what steps do for requests beside putting out tokens: prompt tokens computed, requests ended."""
@@ -99,10 +100,9 @@ class EngineHost:
             Add: self._add,
             Abort: self._abort,
             Call: self._call,
-            StartWave: lambda event: [],  # independent ranks have no waves
             GivenUp: self._given_up,
             ExecutorFailed: self._executor_failed,
-            Wakeup: lambda event: [],
+            **dict.fromkeys(OF_THE_LOOP, lambda event: []),
         }
 
     @property
@@ -118,6 +118,14 @@ class EngineHost:
     def num_held(self) -> int:
         """Requests that a pause holds back."""
         return len(self._pause.held)
+
+    @property
+    def load(self) -> SchedulerStats:
+        """How many requests run and wait, and the use of the cache, as far as the engine has told."""
+        now = self._stats or SchedulerStats(self.num_live - self.num_held)
+        return SchedulerStats(
+            now.num_running_reqs, now.num_waiting_reqs + self.num_held, kv_cache_usage=now.kv_cache_usage
+        )
 
     def has_work(self) -> bool:
         return not self._pause.frozen and self._engine.has_work()
@@ -177,7 +185,7 @@ class EngineHost:
         if not self._stats_due:
             return []
         self._stats_due = False
-        stats = self._engine.stats() if self._log_stats else None
+        stats = self._take_stats()
         return [] if stats is None else [self._routed(ClientIndex(0), scheduler_stats=stats)]
 
     def stop_accepting(self) -> None:
@@ -336,12 +344,16 @@ class EngineHost:
             else:
                 batch.append(output)
         routed = [self._routed(client, outputs=batch) for client, batch in batches.items()]
-        stats = self._engine.stats() if self._log_stats else None
+        stats = self._take_stats()
         if stats is not None and routed:
             routed[0].message.scheduler_stats = stats
         elif stats is not None:
             routed.append(self._routed(ClientIndex(0), scheduler_stats=stats))
         return routed
+
+    def _take_stats(self) -> SchedulerStats | None:
+        self._stats = self._engine.stats() if self._log_stats else None
+        return self._stats
 
     def _call(self, event: Call) -> list[Routed]:
         if self._stopping:

@@ -16,7 +16,19 @@ import time
 from collections.abc import Callable
 from queue import Empty
 
-from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp, Routed, StartWave, Wakeup
+from muro.engine.events import (
+    Abort,
+    Add,
+    Call,
+    CoordinatorUp,
+    Event,
+    ExecutorFailed,
+    GivenUp,
+    PeersStep,
+    Routed,
+    StartWave,
+    Wakeup,
+)
 from muro.engine.host import EngineHost
 from muro.process.lifecycle import Lifecycle, State
 from muro.process.policy import TickPolicy
@@ -33,6 +45,8 @@ _ACTIVITIES: dict[type, tuple[bytes, int]] = {
     Add: (b"a new request", 1),
     Abort: (b"an abort", 1),
     StartWave: (b"the start of a wave", 1),
+    PeersStep: (b"the call of another rank", 0),
+    CoordinatorUp: (b"word of the coordinator", 0),
     GivenUp: (b"requests given up", 0),
     ExecutorFailed: (b"a failed executor", 0),
     Wakeup: (b"a wake-up", 0),
@@ -81,8 +95,8 @@ class BusyLoop:
             self._take_input()
             if self._stop_requested():
                 self._stop()
-            elif self._host.has_work():
-                self._step()
+            else:
+                self._compute()
 
     def reject_rest(self) -> None:
         """After the end: everything that is still queued gets its answer."""
@@ -93,13 +107,28 @@ class BusyLoop:
 
     def _take_input(self) -> None:
         inbox = self._inbox
-        if not self._host.has_work() and not self._stop_requested():
-            self._post(self._host.went_idle())
+        if not self._is_busy() and not self._stop_requested():
+            self._post([*self._host.went_idle(), *self._policy.before_idle()])
             self._show_phase()
             self._page.idles(self._host.num_live - self._host.num_held, self._host.num_held)
             self._apply(inbox.get())
         while not inbox.empty():
             self._apply(inbox.get_nowait())
+
+    def _is_busy(self) -> bool:
+        return self._host.has_work() or self._policy.busy
+
+    def _compute(self) -> None:
+        """One step, with requests or, if the policy wants it, without."""
+        if self._host.has_work():
+            self._step()
+        elif self._policy.busy:
+            self._page.step_started()
+            routed = self._policy.after_step(False, False)
+            self._page.step_ended(
+                0, self._host.num_live - self._host.num_held, self._host.num_held, self._host.achieved
+            )
+            self._post(routed)
 
     def _step(self) -> None:
         host = self._host
@@ -115,7 +144,7 @@ class BusyLoop:
             self._show_phase()
         has_work = host.has_work()
         self._post(self._policy.after_step(executed, has_work))
-        if has_work and not executed:
+        if has_work and not executed and not self._policy.busy:
             self._yield(NO_FORWARD_YIELD)
         elif has_work and self._outbox.runs_ahead():
             self._yield(AHEAD_YIELD)
@@ -133,9 +162,9 @@ class BusyLoop:
         self._lifecycle.ask_to_stop(self._clock(), self._drain)
         if self._lifecycle.state is State.DRAINING:
             self._show_phase()
-        if self._lifecycle.state is State.DRAINING and self._host.has_work():
-            self._step()
-        self._lifecycle.tick(self._clock(), idle=not self._host.has_work())
+        if self._lifecycle.state is State.DRAINING:
+            self._compute()
+        self._lifecycle.tick(self._clock(), idle=not self._is_busy())
         if self._lifecycle.ended:
             self._post(self._host.abort_all())
 
@@ -152,9 +181,10 @@ class BusyLoop:
         else:
             activity, counted = _ACTIVITIES[type(event)]
         self._page.turns_to(activity, counted)
-        self._post(self._host.apply(event))
+        routed = self._host.apply(event)
+        self._post([*routed, *self._policy.heard(event, self._host.has_work())])
 
     def _post(self, routed: list[Routed]) -> None:
         """Give messages out: to the sender, which overlaps with the next step, or at once if there will be none."""
-        if routed and (self._host.has_work() or not self._send_now(routed)):
+        if routed and (self._is_busy() or not self._send_now(routed)):
             self._outbox.put(routed)

@@ -14,21 +14,24 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 
-from muro.config import EngineConfig
+from muro.config import EngineConfig, LockstepConfig
 from muro.engine.admission import Admission
 from muro.engine.events import ExecutorFailed, Routed
 from muro.engine.host import EngineHost
-from muro.engine.interface import EngineCore, EngineInfo, Report
+from muro.engine.interface import Collective, EngineCore, EngineInfo, Report
 from muro.errors import InternalError, StartupError
 from muro.ids import EngineRank
 from muro.process.attention import Attention
+from muro.process.collective import RankCollective
 from muro.process.join import Join
 from muro.process.lifecycle import Lifecycle, State, Step
+from muro.process.lockstep import Lockstep, join_group
 from muro.process.loop import BusyLoop
 from muro.process.peers import PeerLayouts
-from muro.process.policy import Independent
+from muro.process.policy import Independent, TickPolicy
 from muro.process.queues import Control, InputQueue, OutputQueue
 from muro.process.receiver import Receiver
+from muro.process.reports import LoadReports
 from muro.process.sender import Sender
 from muro.transport.endpoint import check_clear
 from muro.transport.page import ProgressPage
@@ -75,6 +78,7 @@ class EngineCoreProc:
         self._receiver: Receiver | None = None
         self._sender: Sender | None = None
         self._loop: BusyLoop | None = None
+        self._collective: RankCollective | None = None
         self.phase = "handshake"
         """What the process is doing, in people's words; for the failure record."""
 
@@ -113,7 +117,7 @@ class EngineCoreProc:
         if self.stop_requested():
             return self._stopped_early()
         self._enter("connecting")
-        self._await_receiver(self._connect(engine, init))
+        self._await_receiver(self._connect(engine, init, self._join_group(engine)))
         if self.stop_requested():
             return self._stopped_early()
         self._join.ready()
@@ -154,6 +158,8 @@ class EngineCoreProc:
         self._enter("stopping")
         if self.lost and self._join is not None:
             self._join.close(lost=True)  # first of all: it would dial the next front-end, in our name
+        if self._collective is not None:
+            self._collective.close()
         if self._receiver is not None:
             self._receiver.stop()
         if self._sender is not None:
@@ -187,20 +193,12 @@ class EngineCoreProc:
         self.phase = f"loading: {phase}"
         self._page.set_phase(self.phase, percent)
 
-    def _connect(self, engine: EngineCore, init: Init) -> Receiver:
+    def _connect(self, engine: EngineCore, init: Init, collective: Collective | None) -> Receiver:
         """Build the host and its threads, and start them; returns the one to wait for."""
         config, addresses = self._config, init.addresses
         engine.on_executor_failure(lambda cause: self._inbox.put(ExecutorFailed(cause)))
         admission = Admission(config.limits)
-        host = EngineHost(
-            engine,
-            rank=EngineRank(config.rank),
-            name=f"engine {config.engine!r}",
-            admission=admission,
-            clock=time.monotonic,
-            post_late=self._post_late,
-            log_stats=config.log_stats,
-        )
+        host = self._host(engine, admission)
         ours = init.muro is not None and HEARTBEAT in init.muro.features
         dial = Dial(config.curve, heartbeat=ours and not config.local)
         attention = self._attention = Attention(len(addresses.inputs))
@@ -215,12 +213,13 @@ class EngineCoreProc:
             limits=config.limits,
             dial=dial,
         )
+        policy = self._policy(host, engine, collective, told=addresses.coordinator_output is not None)
         self._loop = BusyLoop(
             host,
             self._inbox,
             self._outbox,
             self._page,
-            Independent(),
+            policy,
             self._lifecycle,
             send_now=sender.send_now,
             stop_requested=self.stop_requested,
@@ -229,7 +228,9 @@ class EngineCoreProc:
         receiver = self._receiver = Receiver(
             addresses=addresses,
             identity=identity_of(EngineRank(config.rank)),
-            ready_response=ready_response(host.info, init).encode(),
+            ready_response=ready_response(
+                host.info, init, config.rank, config.lockstep if collective else None
+            ).encode(),
             host=host,
             admission=admission,
             peers=peers,
@@ -240,10 +241,46 @@ class EngineCoreProc:
             page=self._page,
             dial=dial,
             on_lost=None if config.local else self._front_end_lost,
+            on_coordinator_up=lambda: self._post_at_once(policy.coordinator_up()),
         )
         sender.start()
         receiver.start()
         return receiver
+
+    def _host(self, engine: EngineCore, admission: Admission) -> EngineHost:
+        config = self._config
+        return EngineHost(
+            engine,
+            rank=EngineRank(config.rank),
+            name=f"engine {config.engine!r}",
+            admission=admission,
+            clock=time.monotonic,
+            post_late=self._post_late,
+            log_stats=config.log_stats,
+        )
+
+    def _join_group(self, engine: EngineCore) -> Collective | None:
+        collective = join_group(engine, self._config, self._inbox, self._stop)
+        if isinstance(collective, RankCollective):
+            self._collective = collective
+            collective.open()
+        return collective
+
+    def _policy(self, host: EngineHost, engine: EngineCore, collective: Collective | None, *, told: bool) -> TickPolicy:
+        """What the rank does beside stepping; `told`: whether there is a coordinator to be told of load."""
+        rank, settings = EngineRank(self._config.rank), self._config.lockstep
+        reports = LoadReports(rank, lambda: host.load, time.monotonic) if told else None
+        if collective is None or settings is None:
+            return Independent(reports)
+        return Lockstep(
+            rank,
+            engine,
+            collective,
+            interval=settings.interval,
+            timeout=settings.timeout,
+            reports=reports,
+            clock=time.monotonic,
+        )
 
     def _await_receiver(self, receiver: Receiver) -> None:
         """Return when the receiver is ready, however long the coordinator takes, or when a stop was asked for."""
@@ -258,12 +295,19 @@ class EngineCoreProc:
                 ) from receiver.failure
             pump.poll(READY_STEP_MS)
 
+    def _post_at_once(self, routed: list[Routed]) -> None:
+        if routed:
+            self._outbox.put(routed)
+
     def _post_late(self, routed: Routed) -> None:
         self._outbox.put([routed])
 
 
-def ready_response(info: EngineInfo, init: Init) -> ReadyResponse:
-    """What an engine says of itself: all keys of 0.33, which every front-end accepts (protocol section 16.5)."""
+def ready_response(info: EngineInfo, init: Init, rank: int = 0, group: LockstepConfig | None = None) -> ReadyResponse:
+    """What an engine says of itself: all keys of 0.33, which every front-end accepts (protocol section 16.5).
+
+    Ranks that do not run in lockstep are engines of their own, each the only one of its group.
+    """
     return ReadyResponse(
         max_model_len=info.max_model_len,
         num_gpu_blocks=info.num_gpu_blocks,
@@ -273,7 +317,8 @@ def ready_response(info: EngineInfo, init: Init) -> ReadyResponse:
         dtype=info.dtype,
         vllm_version=f"muro-{version('muro')}",
         world_size=1,
-        data_parallel_size=1,
+        data_parallel_size=1 if group is None else group.size,
+        data_parallel_rank=0 if group is None else rank,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
         instance_id=f"muro-{os.getpid()}",

@@ -25,10 +25,10 @@ from functools import partial
 from muro.config import Limits
 from muro.engine.admission import Admission
 from muro.engine.checks import prompt_length, prompt_too_long
-from muro.engine.events import Abort, Add, Call, Event, ExecutorFailed, GivenUp, StartWave
+from muro.engine.events import Abort, Add, Call, CoordinatorUp, Event, ExecutorFailed, GivenUp, StartWave
 from muro.engine.host import EngineHost
 from muro.errors import BodyTooLargeError, InternalError, InvalidRequestError, RequestError
-from muro.ids import ClientIndex
+from muro.ids import COORDINATOR, ClientIndex
 from muro.observe.log import TOLD
 from muro.process.attention import Attention
 from muro.process.contact import CONNECT_PATIENCE, Contact
@@ -52,7 +52,7 @@ from muro.transport.sockets import (
 from muro.transport.wakeup import Wakeup
 from muro.wire.codec import RequestDecoder
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
-from muro.wire.frames import COORDINATOR_READY, SUBSCRIBE
+from muro.wire.frames import COORDINATOR_READY, SUBSCRIBE, RequestType
 from muro.wire.handshake import Addresses
 from muro.wire.request import EngineCoreRequest
 
@@ -90,6 +90,7 @@ class Receiver:
         page: ProgressPage,
         dial: Dial = PLAIN,
         on_lost: Callable[[], None] | None = None,
+        on_coordinator_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._addresses = addresses
         self._identity = identity
@@ -103,6 +104,7 @@ class Receiver:
         self._limits = limits
         self._dial = dial
         self._on_lost = on_lost
+        self._on_coordinator_up = on_coordinator_up
         self._contact: Contact | None = None
         self._monitors: list[Monitor] = []
         self._page = page
@@ -269,9 +271,14 @@ class Receiver:
         def read() -> None:
             frames = receive_nowait(socket)
             if frames == [COORDINATOR_READY]:
+                if self.ready:
+                    self._on_coordinator_up()  # now: the loop may wait for ranks that wait for the coordinator
                 self._open()
+                self._inbox.put(CoordinatorUp())
+            elif frames is not None and frames[0] == RequestType.START_DP_WAVE:
+                self._take(COORDINATOR, frames)
             elif frames is not None:
-                self._take(ClientIndex(0), frames)
+                self._page.frame_dropped()
 
         return read
 
@@ -303,7 +310,7 @@ class Receiver:
                 self._peers.learn_call(client, message.method)
                 self._pass_on(Call(client, message.call_id, message.method, message.args))
             case StartDPWave():
-                self._pass_on(StartWave(message.wave, message.exclude))
+                self._pass_on(StartWave(message.wave, message.exclude, origin))
 
     def _add(self, origin: ClientIndex, request: EngineCoreRequest, size: int) -> None:
         client = self._client(request.client_index, origin)

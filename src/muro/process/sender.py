@@ -21,6 +21,7 @@ from muro.errors import InternalError
 from muro.ids import COORDINATOR, ClientIndex
 from muro.observe.log import TOLD
 from muro.process.attention import Attention
+from muro.process.herald import Herald
 from muro.process.lane import Lane
 from muro.process.peers import PeerLayouts
 from muro.process.queues import Control, InputQueue, OutputQueue
@@ -58,6 +59,8 @@ class Sender:
         self._limits = limits
         self._dial = dial
         self._in_flight: InFlight | None = None
+        coordinator = addresses.coordinator_output
+        self._herald = Herald(coordinator, Dial(dial.curve)) if coordinator is not None else None
         self._lanes: list[Lane] = []
         """One per client while the sockets are open."""
         self._thread = threading.Thread(target=self._run, name="muro-sender", daemon=True)
@@ -102,6 +105,8 @@ class Sender:
                 self._lanes = []
                 for socket in sockets:
                     close(socket, 0 if last is Control.LOST else None)
+                if self._herald is not None:
+                    self._herald.close()
 
     def _serve(self, sockets: list[Socket]) -> Control:
         """Send until told to end; returns what it was told."""
@@ -112,6 +117,8 @@ class Sender:
         dial = Dial(self._dial.curve)
         sockets.extend(connect_push(address, dial=dial) for address in self._addresses.outputs)
         with outbox.turn:
+            if self._herald is not None:
+                self._herald.open()
             self._lanes = [self._lane(ClientIndex(i), socket, in_flight, pool) for i, socket in enumerate(sockets)]
         patience = None
         while True:
@@ -144,6 +151,8 @@ class Sender:
         for routed in items:
             if routed.client != COORDINATOR:
                 self._lanes[routed.client].send(routed)
+            elif self._herald is not None:
+                self._herald.send(routed.message)
 
     def _look_after(self, in_flight: InFlight) -> float | None:
         """Take back lent buffers, and send what was held for those who have read on.

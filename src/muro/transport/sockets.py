@@ -138,17 +138,33 @@ def sweep(socket: Socket, most: int) -> None:
 
 
 def bind_pull(
-    address: str, *, max_bytes: int | None = None, receive_limit: int = 0, guard: Guard | None = None
+    address: str,
+    *,
+    max_bytes: int | None = None,
+    receive_limit: int = 0,
+    guard: Guard | None = None,
+    patience: float = 0.0,
 ) -> Socket:
     """A PULL: one front-end's output socket, or the coordinator's. Raises ConfigError."""
-    return _bind(_socket(zmq.PULL, 0, max_bytes, receive_limit), address, guard)
+    return _bind(_socket(zmq.PULL, 0, max_bytes, receive_limit), address, guard, patience)
 
 
-def bind_xpub(address: str, *, verbose: bool = True, linger_ms: int = 0, unlimited: bool = False) -> Socket:
-    """An XPUB of the coordinator; verbose: every repeated subscription is delivered. Raises ConfigError."""
-    socket = _socket(zmq.XPUB, linger_ms, None, unlimited=unlimited)
-    socket.setsockopt(zmq.XPUB_VERBOSE, int(verbose))
-    return _bind(socket, address, None)
+def bind_xpub(
+    address: str,
+    *,
+    leaving: bool = False,
+    linger_ms: int = 0,
+    max_bytes: int | None = None,
+    patience: float = 0.0,
+    unlimited: bool = False,
+) -> Socket:
+    """An XPUB of the coordinator: every subscription is delivered, repeated ones too. Raises ConfigError.
+
+    With `leaving` the end of each is delivered as well, also if it ends with its connection.
+    """
+    socket = _socket(zmq.XPUB, linger_ms, max_bytes, unlimited=unlimited)
+    socket.setsockopt(zmq.XPUB_VERBOSER if leaving else zmq.XPUB_VERBOSE, 1)
+    return _bind(socket, address, None, patience)
 
 
 def connect_dealer(
@@ -173,7 +189,10 @@ def connect_dealer(
 
 
 def connect_push(address: str, *, linger_ms: int = OUTPUT_LINGER_MS, send_limit: int = 0, dial: Dial = PLAIN) -> Socket:
-    """A PUSH towards one front-end or the coordinator; takes messages before the connection stands."""
+    """A PUSH towards one front-end or the coordinator; takes messages before the connection stands.
+
+    With a `send_limit` it refuses more than so many that could not be sent yet.
+    """
     socket = _socket(zmq.PUSH, linger_ms, None)
     limit_sending(socket, send_limit)
     return _connect(socket, address, dial)

@@ -19,6 +19,9 @@ ENGINE_CORE_DEAD: Final = b"ENGINE_CORE_DEAD"
 SUBSCRIBE: Final = b"\x01"
 """Subscription to everything, as an XSUB socket sends it to the coordinator's XPUB sockets."""
 
+UNSUBSCRIBE: Final = b"\x00"
+"""The end of it, which a socket makes up itself when a connection ends."""
+
 COORDINATOR_READY: Final = b"READY"
 """From the coordinator to its engines, once all have subscribed; may be repeated."""
 

@@ -12,6 +12,7 @@ from muro.errors import EngineDeadError
 from muro.ids import ClientIndex
 from muro.process.lifecycle import State
 from muro.process.loop import AHEAD_YIELD, NO_FORWARD_YIELD
+from muro.process.policy import Independent
 from muro.process.queues import AHEAD
 from muro.transport.page import ProgressPage
 from muro.wire.failure import SHUTTING_DOWN
@@ -24,10 +25,11 @@ C0 = ClientIndex(0)
 ABORT, LENGTH = FinishReason.ABORT, FinishReason.LENGTH
 
 
-class Recorder:
-    """A tick policy that notes what it is told, and sends word of it."""
+class Recorder(Independent):
+    """A tick policy that notes what it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[tuple[bool, bool]] = []
 
     def after_step(self, executed: bool, has_work: bool) -> list[Routed]:

@@ -91,7 +91,7 @@ def create_engine(model: str | None, options: SimOptions, report: Report) -> Sim
     stepper = StepperEngine(executor, options.scheduler(profile), virtual or time.monotonic, grammars=grammars)
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
     streams = Streams(text, options.tokens, lengths, stepper.info().max_model_len)
-    engine = SimEngine(stepper, executor, streams, schedule)
+    engine = SimEngine(stepper, executor, streams, schedule, lockstep=options.lockstep)
     engine.start()
     return engine
 
@@ -114,13 +114,23 @@ class SimEngine(Engine):
         executor: the inner engine's; what requests are told is left there.
         streams: lays that out.
         schedule: the faults that are armed.
+        lockstep: see `SimOptions`.
     """
 
-    def __init__(self, inner: StepperEngine, executor: SimExecutor, streams: Streams, schedule: FaultSchedule) -> None:
+    def __init__(
+        self,
+        inner: StepperEngine,
+        executor: SimExecutor,
+        streams: Streams,
+        schedule: FaultSchedule,
+        *,
+        lockstep: bool = False,
+    ) -> None:
         self._inner = inner
         self._executor = executor
         self._streams = streams
         self._schedule = schedule
+        self._lockstep = lockstep
         self._own: dict[str, Fault] = {}
         """Faults that came with requests, and wait for a step or an output of these."""
         self._culprit = Culprit()
@@ -133,7 +143,7 @@ class SimEngine(Engine):
         self._idle.look()
 
     def info(self) -> EngineInfo:
-        return self._inner.info()
+        return msgspec.structs.replace(self._inner.info(), lockstep=self._lockstep)
 
     def on_executor_failure(self, callback: FailureCallback) -> None:
         self._culprit.executor_failed = callback

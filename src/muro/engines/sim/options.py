@@ -30,6 +30,8 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     time: Literal["real", "virtual"] = "real"
     """"virtual": steps take no time, but the clock of events and deadlines moves as if they did; for tests."""
+    lockstep: bool = False
+    """Whether the engine says of itself that it runs in lockstep with the other data-parallel ranks."""
     load_s: float = 0.0
     """Seconds that loading takes."""
     tokens: Tokens = "fixed"
