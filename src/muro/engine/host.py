@@ -122,10 +122,8 @@ class EngineHost:
     @property
     def load(self) -> SchedulerStats:
         """How many requests run and wait, and the use of the cache, as far as the engine has told."""
-        now = self._stats or SchedulerStats(self.num_live - self.num_held)
-        return SchedulerStats(
-            now.num_running_reqs, now.num_waiting_reqs + self.num_held, kv_cache_usage=now.kv_cache_usage
-        )
+        now, held = self._stats or SchedulerStats(self.num_live - self.num_held), self.num_held
+        return SchedulerStats(now.num_running_reqs, now.num_waiting_reqs + held, kv_cache_usage=now.kv_cache_usage)
 
     def has_work(self) -> bool:
         return not self._pause.frozen and self._engine.has_work()
