@@ -273,7 +273,7 @@ class Request:
         """Take the next token; says how the request ends if it is the last one (protocol section 8).
 
         The bound on the length holds even below `min_tokens`: past it there is no room in the cache. So does the end of
-        a grammar, past which nothing is allowed.
+        a grammar, past which nothing is allowed but the end of sequence.
         """
         tokens = self.token_ids
         tokens.append(token_id)
@@ -285,7 +285,7 @@ class Request:
         token_id, length = tokens[-1], len(tokens)
         if token_id in self.end_token_ids and length >= self.min_length:
             return FinishReason.STOP, None if token_id == self.eos_token_id else token_id
-        if self.grammar is not None and self.grammar.is_complete(tokens):
+        if self.grammar is not None and self.grammar.is_complete(tokens) and not self._says_end_itself():
             return FinishReason.STOP, None
         if length >= self.max_length:
             return FinishReason.LENGTH, None
@@ -295,6 +295,13 @@ class Request:
             if state.is_repeating and length >= self.min_length:
                 return FinishReason.REPETITION, REPETITION_DETECTED
         return None
+
+    def _says_end_itself(self) -> bool:
+        """Whether the end of sequence, the one token that may follow a complete grammar, will be its last.
+
+        Front-ends of vLLM take the last token of an output that stopped without a reason for that, and do not show it.
+        """
+        return self.grammar is not None and self.grammar.has_end and len(self.token_ids) >= self.min_length
 
     def _state(self, history: History) -> SamplerState:
         if self.sampler_state is None:

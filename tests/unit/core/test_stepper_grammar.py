@@ -125,6 +125,32 @@ def test_it_ends_when_the_grammar_is_complete_whatever_min_tokens_says() -> None
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (FinishReason.STOP, None)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_complete_structure_is_followed_by_the_end_of_sequence(ahead: bool, logprobs: int | None) -> None:
+    """Front-ends of vLLM do not show the last token of an output that stopped without a reason."""
+    params = sampling(regex="[0-9]{3}")
+    params.logprobs = logprobs
+    assert params.structured_outputs is not None
+    with engine_with_grammars([params.structured_outputs], ahead=ahead) as engine:
+        outputs = drive(engine, [Case([1], params)])["0"]
+    assert len(text_of(outputs)) == 3 and tokens_of(outputs)[3:] == [EOS]
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (FinishReason.STOP, None)
+    assert [o.new_logprobs is not None for o in outputs] == [logprobs is not None] * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"), [({"ignore_eos": True}, FinishReason.STOP), ({"max_tokens": 3}, FinishReason.LENGTH)]
+)
+def test_where_no_end_of_sequence_can_follow(changes: dict[str, object], reason: FinishReason) -> None:
+    params = msgspec.structs.replace(sampling(regex="[0-9]{3}"), **changes)
+    assert params.structured_outputs is not None
+    with engine_with_grammars([params.structured_outputs]) as engine:
+        outputs = drive(engine, [Case([1], params)])["0"]
+    assert len(tokens_of(outputs)) == len(text_of(outputs)) == 3
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (reason, None)
+
+
 def test_what_leaves_nothing_to_choose_is_an_error_of_one_request() -> None:
     params = sampling(choice=["yes", "no"])
     params.allowed_token_ids = [ord("x")]
@@ -154,7 +180,7 @@ def test_thinking_comes_before_the_structure() -> None:
         request = EngineCoreRequest("a", [1, 4], sampling_params=params, reasoning_ended=False)
         engine.add_request("a", engine.preprocess(request))
         tokens = run_out(engine)["a"]
-    assert tokens[-4:] == [5, 6, 97, 98] and len(tokens) == 7
+    assert tokens[-5:] == [5, 6, 97, 98, EOS] and len(tokens) == 8
 
 
 def run_out(engine: EngineCore) -> dict[str, list[int]]:
