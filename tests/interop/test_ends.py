@@ -43,13 +43,13 @@ def last_words(doomed: Pair) -> list[str]:
 @case("engine death, announced")
 def test_an_engine_that_fails_is_announced(peer: Peer, model: Path) -> None:
     """It fails while it works on somebody's request."""
-    failing = ("--engine", "sim", "--engine-option", "step_us=2000", "--fault", "step:raise@step=40")
+    failing = ("--engine", "sim", "--engine-option", "step_us=5000", "--fault", "step:raise@step=400")
     with paired(peer, model, *failing) as pair, pair.http() as http:
         user = User(peer, http)
         with user.stream() as stream:
             stream.first()
             assert "error" in stream.rest()[-1]
-        until(lambda: not pair.front.serves(), within=10, what="the front-end knows")
+        until(lambda: not pair.front.serves(), within=60, what="the front-end knows")
         assert user.post("completions", prompt="x").status_code >= 500
         assert pair.engine.wait() == ExitCode.ENGINE_FAILED
 

@@ -273,7 +273,7 @@ class Request:
         """Take the next token; says how the request ends if it is the last one (protocol section 8).
 
         The bound on the length holds even below `min_tokens`: past it there is no room in the cache. So does the end of
-        a grammar, past which nothing is allowed.
+        a grammar, past which nothing is allowed but the end of sequence.
         """
         tokens = self.token_ids
         tokens.append(token_id)
@@ -285,7 +285,7 @@ class Request:
         token_id, length = tokens[-1], len(tokens)
         if token_id in self.end_token_ids and length >= self.min_length:
             return FinishReason.STOP, None if token_id == self.eos_token_id else token_id
-        if self.grammar is not None and self.grammar.is_complete(tokens) and not self._may_say_so(length):
+        if self.grammar is not None and self.grammar.is_complete(tokens) and not self._says_end_itself():
             return FinishReason.STOP, None
         if length >= self.max_length:
             return FinishReason.LENGTH, None
@@ -296,12 +296,12 @@ class Request:
                 return FinishReason.REPETITION, REPETITION_DETECTED
         return None
 
-    def _may_say_so(self, length: int) -> bool:
-        """Whether a complete structure can be followed by the end token, to which the grammar then holds the model.
+    def _says_end_itself(self) -> bool:
+        """Whether the end of sequence, the one token that may follow a complete grammar, will be its last.
 
-        Front-ends take the last token of a request that stopped for what stopped it, and some leave it out of the text.
+        Front-ends of vLLM take the last token of an output that stopped without a reason for that, and do not show it.
         """
-        if self.eos_token_id is None or not self.min_length <= length < self.max_length:
+        if self.grammar is None or not self.grammar.has_end or len(self.token_ids) < self.min_length:
             return False
         allowed = self.sampling.allowed
         return allowed is None or self.eos_token_id in allowed

@@ -130,16 +130,40 @@ def test_a_complete_structure_is_followed_by_the_end_token() -> None:
     params = sampling(choice=["yes", "no"])
     assert params.structured_outputs is not None
     cases = {"free": params, "one more": msgspec.structs.replace(params, max_tokens=4)}
-    short = StructuredOutputsParams(regex="ab")
-    cases["no room"] = msgspec.structs.replace(params, structured_outputs=short, max_tokens=2)
     cases["never"] = msgspec.structs.replace(params, ignore_eos=True)
     cases["not allowed"] = msgspec.structs.replace(params, allowed_token_ids=list(b"yesno"))
-    with engine_with_grammars([params.structured_outputs, short]) as engine:
+    with engine_with_grammars([params.structured_outputs]) as engine:
         found = drive(engine, [Case([1], each) for each in cases.values()])
     ends = {name: tokens_of(outputs)[-1] for name, outputs in zip(cases, found.values(), strict=True)}
     assert ends.pop("free") == ends.pop("one more") == EOS
     assert EOS not in ends.values()
     assert all(outputs[-1].finish_reason == FinishReason.STOP for outputs in found.values())
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_complete_structure_is_followed_by_the_end_of_sequence(ahead: bool, logprobs: int | None) -> None:
+    """Front-ends of vLLM do not show the last token of an output that stopped without a reason."""
+    params = sampling(regex="[0-9]{3}")
+    params.logprobs = logprobs
+    assert params.structured_outputs is not None
+    with engine_with_grammars([params.structured_outputs], ahead=ahead) as engine:
+        outputs = drive(engine, [Case([1], params)])["0"]
+    assert len(text_of(outputs)) == 3 and tokens_of(outputs)[3:] == [EOS]
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (FinishReason.STOP, None)
+    assert [o.new_logprobs is not None for o in outputs] == [logprobs is not None] * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"), [({"ignore_eos": True}, FinishReason.STOP), ({"max_tokens": 3}, FinishReason.LENGTH)]
+)
+def test_where_no_end_of_sequence_can_follow(changes: dict[str, object], reason: FinishReason) -> None:
+    params = msgspec.structs.replace(sampling(regex="[0-9]{3}"), **changes)
+    assert params.structured_outputs is not None
+    with engine_with_grammars([params.structured_outputs]) as engine:
+        outputs = drive(engine, [Case([1], params)])["0"]
+    assert len(tokens_of(outputs)) == len(text_of(outputs)) == 3
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (reason, None)
 
 
 def test_what_leaves_nothing_to_choose_is_an_error_of_one_request() -> None:

@@ -50,6 +50,11 @@ class GrammarState:
         self.error: RequestError | None = None
         """Why nothing is allowed any more."""
 
+    @property
+    def has_end(self) -> bool:
+        """Whether there is a token that ends an output; it alone may follow one that is complete."""
+        return self._eos is not None
+
     def mask(self, tokens: list[int]) -> Mask | None:
         """What may come after `tokens`; None for everything. Good until the next call.
 
