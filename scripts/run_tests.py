@@ -28,11 +28,13 @@ def groups() -> list[list[Path]]:
     """What runs at the same time; about as long each."""
     processes = sorted((TESTS / "process").glob("test_*.py"))
     early = [path for path in processes if path.name < "test_r"]
-    late = [path for path in processes if path not in early]
+    wire = [path for path in processes if path.name.startswith("test_wire")]
+    late = [path for path in processes if path not in (*early, *wire)]
     return [
         [TESTS / "process" / "cases", TESTS / "contract"],
         [TESTS / "api", *early],
         late,
+        wire,  # waits for silent peers most of the time
         [TESTS / "unit"],
     ]
 
