@@ -20,6 +20,8 @@ from tests.support.server import Server
 
 LENGTH_LIMIT = 4096
 
+NOTHING_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
@@ -100,7 +102,7 @@ def test_prompts_in_all_forms(http: httpx.Client) -> None:
 
 def test_the_default_is_sixteen_tokens(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={"prompt": "abc"}).json()
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 16, "total_tokens": 19}
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 16, "total_tokens": 19, **NOTHING_CACHED}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -118,7 +120,7 @@ def test_usage_in_a_stream(http: httpx.Client) -> None:
     asked = events(complete(http, stream=True, stream_options={"include_usage": True}, n=2))
     assert all(event["usage"] is None for event in asked[:-1])
     assert asked[-1]["choices"] == []
-    assert asked[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+    assert asked[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15, **NOTHING_CACHED}
     both = {"include_usage": True, "continuous_usage_stats": True}
     assert all(event["usage"] for event in events(complete(http, stream=True, stream_options=both)))
 

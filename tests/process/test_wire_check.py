@@ -80,7 +80,7 @@ def test_without_users_only_what_is_seen_is_judged() -> None:
 @pytest.mark.parametrize(
     ("engine", "options", "unasked"),
     [
-        ("echo", {}, {"seed", "stop_token", "eos", "min_tokens", "logprobs", "prefill", "stats"}),
+        ("echo", {}, {"seed", "stop_token", "eos", "min_tokens", "logprobs", "stats"}),
         ("sim", {"tokens": "sampled", "max_model_len": 4096}, set()),
     ],
 )

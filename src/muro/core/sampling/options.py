@@ -193,7 +193,7 @@ def _repetition(params: SamplingParams) -> Repetition | None:
 def _check_ids(name: str, ids: Collection[int], bounds: Bounds) -> None:
     if min(ids) < 0 or max(ids) >= bounds.vocab_size:
         raise InvalidRequestError(
-            f"token ids of {name} must lie in 0 ... {bounds.vocab_size - 1}; found {min(ids)} ... {max(ids)}",
+            f"{name} has token ids that must lie in 0 ... {bounds.vocab_size - 1}; found {min(ids)} ... {max(ids)}",
             param=name,
         )
 

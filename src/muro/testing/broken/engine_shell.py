@@ -14,6 +14,8 @@ from muro.transport.sockets import Socket, close, connect_dealer, connect_push, 
 from muro.transport.wakeup import Wakeup
 from muro.wire.handshake import Addresses, decode_init
 
+LOOK_MS = 200
+"""A signal that comes right before a poll does not end it, so it may not last for ever."""
 STEP_MS = 1
 FLUSH_S = 4.0
 
@@ -57,7 +59,7 @@ class _Shell:
         if (hello := engine.hello()) is not None:
             send_nowait(self._handshake, [hello])
         while self._addresses is None and not self._stopped:
-            self._pump.poll()
+            self._pump.poll(LOOK_MS)
         if self._addresses is None:
             return
         for client, (inputs, outputs) in enumerate(zip(self._addresses.inputs, self._addresses.outputs, strict=True)):
@@ -72,7 +74,7 @@ class _Shell:
     def serve(self) -> None:
         """Read, step, send, until stopped. Raises Died."""
         while not self._stopped:
-            self._pump.poll(STEP_MS if self._engine.busy else None)
+            self._pump.poll(STEP_MS if self._engine.busy else LOOK_MS)
             self.send(self._engine.step())
         self.send(self._engine.stop())
 

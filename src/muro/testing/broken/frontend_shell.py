@@ -25,6 +25,9 @@ from muro.wire.handshake import Addresses
 
 MODEL = "minimal"
 
+LOOK_MS = 200
+"""A signal that comes right before a poll does not end it, so it may not last for ever."""
+
 
 class _Reader:
     """Hands what comes for a request to its connection's thread: ("text" | "ended" | "failed", words)."""
@@ -92,7 +95,7 @@ class _Shell:
     def serve(self) -> None:
         """Until stopped. Raises Gone."""
         while not self._stopped:
-            self._pump.poll()
+            self._pump.poll(LOOK_MS)
 
     def stop(self) -> None:
         self._stopped = True

@@ -99,7 +99,7 @@ def test_who_asks_for_nothing_has_no_state(option: dict[str, object]) -> None:
 
 def test_a_token_that_the_model_has_not_is_told() -> None:
     with pytest.raises(
-        InvalidRequestError, match=r"token ids of logit_bias must lie in 0 \.\.\. 99; found 3 \.\.\. 100"
+        InvalidRequestError, match=r"logit_bias has token ids that must lie in 0 \.\.\. 99; found 3 \.\.\. 100"
     ):
         read(logit_bias={3: 1.0, 100: 1.0})
 
