@@ -2,6 +2,7 @@
 
 import re
 import resource
+import signal
 import stat
 from pathlib import Path
 
@@ -176,6 +177,18 @@ def test_an_engine_that_comes_again_is_another_one(tmp_path: Path) -> None:
         tap.end()
     links = {message.record.link for message in recorded(tmp_path / "rec") if message.kind is Kind.HELLO}
     assert links == {0, 1}
+
+
+def test_an_engine_that_comes_again_before_the_tap_knows_that_it_went() -> None:
+    with Ends() as ends, tapped(ends.address) as tap:
+        ends.join(tap.address)
+        for _ in range(5):
+            tap.process.send_signal(signal.SIGSTOP)
+            ends.end_engine()
+            engine = ends.dial(tap.address)
+            tap.process.send_signal(signal.SIGCONT)
+            ends.lead(engine)
+        tap.end()
 
 
 def test_a_full_recording_stops_nobody(tmp_path: Path) -> None:

@@ -143,11 +143,20 @@ class Ends:
 
     def join(self, dialled: str) -> Init:
         """The engine dials, and is led to READY; gives the INIT that it saw."""
+        return self.lead(self.dial(dialled))
+
+    def dial(self, dialled: str) -> EngineHandshake:
+        """The engine dials, and says HELLO."""
         engine = EngineHandshake(local=False, headless=True)
         self.engine_handshake = connect_dealer(dialled, self.identity)
-        hello = engine.hello()
-        send_nowait(self.engine_handshake, [hello])
-        assert heard(self.handshake) == [self.identity, hello]
+        self.engine_inputs, self.engine_outputs = [], []
+        send_nowait(self.engine_handshake, [engine.hello()])
+        return engine
+
+    def lead(self, engine: EngineHandshake) -> Init:
+        """The engine's HELLO is heard, and it is led to READY; gives the INIT that it saw."""
+        assert self.engine_handshake is not None
+        assert heard(self.handshake) == [self.identity, EngineHandshake(local=False, headless=True).hello()]
         send_nowait(self.handshake, [self.identity, encode_init(self.init)])
         init = engine.receive(heard(self.engine_handshake)[0])
         for address in init.addresses.inputs:

@@ -36,7 +36,7 @@ def heeded() -> list[signal.Signals]:
 
 
 class StopSignals:
-    """Records requests to stop.
+    """Records requests to stop, between `install` and `restore` or in a `with`.
 
     Args:
         wake: called after each signal, in another thread.
@@ -57,6 +57,13 @@ class StopSignals:
     def requested(self) -> bool:
         """Whether somebody asked this process to stop."""
         return self.count > 0
+
+    def __enter__(self) -> StopSignals:
+        self.install()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.restore()
 
     def install(self) -> None:
         """Take the signals over; raises `InternalError` outside the main thread."""

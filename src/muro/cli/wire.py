@@ -244,13 +244,8 @@ def _stopping() -> Iterator[Wakeup]:
     from muro.child.signals import StopSignals
     from muro.transport.wakeup import Wakeup
 
-    with Wakeup() as stop:
-        signals = StopSignals(stop.set)
-        signals.install()
-        try:
-            yield stop
-        finally:
-            signals.restore()
+    with Wakeup() as stop, StopSignals(stop.set):
+        yield stop
 
 
 def _header(options: TapOptions, listen: str) -> Header:

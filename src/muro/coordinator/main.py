@@ -27,9 +27,7 @@ def run_coordinator(context: ChildContext) -> int:
     """Target of a spawned child: run the coordinator of `context.payload`; returns the exit code."""
     config = msgspec.convert(context.payload, CoordinatorConfig)
     set_level(config.log_level)
-    with Wakeup() as stop:
-        signals = StopSignals(stop.set)
-        signals.install()
+    with Wakeup() as stop, StopSignals(stop.set):
         coordinator = Coordinator(config, stop)
         code, phase = ExitCode.STARTUP_FAILED, "start"
         try:
@@ -44,5 +42,4 @@ def run_coordinator(context: ChildContext) -> int:
             code = ExitCode.CONFIG if isinstance(error, ConfigError) else code
         finally:
             coordinator.close()
-            signals.restore()
     return code

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
+from muro.probe.departure import Departure
 from muro.probe.journal import Journal
 from muro.probe.recording import Direction, Role
 from muro.transport.monitor import Change, Monitor
@@ -26,6 +27,15 @@ LAST_WORDS_MS: Final = 4000
 
 Dialler = Callable[[bytes, Callable[[Socket], object]], Socket]
 """Dials the front-end as the given identity; what is given next prepares the socket."""
+
+
+class Waiting(Protocol):
+    """Something that must be ticked while it waits."""
+
+    @property
+    def waiting(self) -> bool: ...
+
+    def tick(self) -> None: ...
 
 
 class Lane:
@@ -83,7 +93,7 @@ class Line:
         two_way: bool,
         pump: Pump,
         journal: Journal,
-        unsettled: set[Line],
+        unsettled: set[Waiting],
         changed: Callable[[], None],
     ) -> None:
         self.role = role
@@ -93,6 +103,8 @@ class Line:
         self.ending: Lane | None = None
         """The direction that is still being delivered, once one side has gone."""
         self.closed = False
+        self.departure = Departure()
+        """Of our connection to the front-end."""
         self._watch = watch
         self._far: Socket | None = None
         self._far_watch: Monitor | None = None
@@ -156,6 +168,8 @@ class Line:
         if self.closed:
             return
         self.closed = True
+        self._read_far_news()
+        self.departure.leave()
         for watch, socket in ((self._watch, self.near), (self._far_watch, self._far)):
             if watch is not None:
                 self._pump.remove(watch.socket)
@@ -218,8 +232,18 @@ class Line:
         self._changed()
 
     def _look_far(self) -> None:
-        if self._far_watch is None or (news := self._far_watch.read()) is None:
-            return
-        if news[0] is Change.DOWN:
+        if self._read_far_news():
             self.far_lost = True
             self._changed()
+
+    def _read_far_news(self) -> bool:
+        """Whether the front-end has hung up."""
+        lost = False
+        while self._far_watch is not None and (news := self._far_watch.read()) is not None:
+            change, descriptor = news
+            if change is Change.DIALLED:
+                self.departure.dialled(descriptor)
+            elif change is Change.DOWN:
+                self.departure.ended()
+                lost = True
+        return lost

@@ -1,7 +1,8 @@
 """One engine's joining through a tap: its words at the handshake, and the lines that INIT gave it.
 
 Every engine gets addresses of its own, so it is always known who speaks, and one that joins again has nothing to do
-with its predecessor. INIT is the only message that is changed: its addresses are the tap's.
+with its predecessor, except that it dials when that one has hung up: a front-end does not hear a second engine of the
+same identity. INIT is the only message that is changed: its addresses are the tap's.
 
 One thread owns this, and the pump that calls it.
 """
@@ -14,8 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from muro.errors import ConfigError, RemoteProtocolError
+from muro.probe.departure import Departure
 from muro.probe.journal import Journal
-from muro.probe.line import LAST_WORDS_MS, QUEUED, Dialler, Line
+from muro.probe.line import LAST_WORDS_MS, QUEUED, Dialler, Line, Waiting
 from muro.probe.recording import Direction, Role
 from muro.transport.endpoint import Endpoint, EndpointDirectory, check_clear, ipc_endpoint, tcp_endpoint
 from muro.transport.monitor import Change, Monitor
@@ -37,10 +39,12 @@ from muro.transport.sockets import (
     receive_nowait,
     send_nowait,
 )
-from muro.wire.handshake import HEARTBEAT, Init, decode_init
+from muro.wire.handshake import HEARTBEAT, Init, Step, decode_init
 
 MAX_CLIENTS: Final = 128
 """Front-end processes of one front-end; each costs ten sockets."""
+MAX_EARLY: Final = 8
+"""Words of an engine that are kept while its predecessor is still hanging up; an engine says one."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -52,8 +56,8 @@ class Setting(msgspec.Struct, frozen=True):
     insecure: bool
     pump: Pump
     journal: Journal
-    unsettled: set[Line]
-    """Lines that must be ticked."""
+    unsettled: set[Waiting]
+    """Those that must be ticked."""
 
 
 class Link:
@@ -62,6 +66,7 @@ class Link:
     Args:
         number: how many came before it.
         peer: the engine's identity.
+        predecessor: the last one of the same identity, if it is still there.
         answer: sends the engine a message by the handshake socket; False if it has gone.
         front_end_gone: called when the front-end hangs up before the engine was ready.
     """
@@ -71,6 +76,7 @@ class Link:
         setting: Setting,
         number: int,
         peer: bytes,
+        predecessor: Link | None,
         answer: Callable[[list[Frame]], bool],
         front_end_gone: Callable[[], None],
     ) -> None:
@@ -80,9 +86,12 @@ class Link:
         self._setting = setting
         self._answer = answer
         self._front_end_gone = front_end_gone
+        self._predecessor = predecessor
+        self._early: list[list[Frame]] = []
         self._far: Socket | None = None
         self._watch: Monitor | None = None
         self._is_up = False
+        self._departure = Departure()
         self._ready = False
 
     @property
@@ -95,10 +104,40 @@ class Link:
     @property
     def done(self) -> bool:
         """Whether nothing is left of it."""
-        return self._far is None and all(line.closed for line in self.lines)
+        return self.has_hung_up and all(line.closed for line in self.lines)
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether the front-end has noticed that this one, and its predecessors, have gone."""
+        before = self._predecessor
+        return (
+            self._departure.noticed
+            and all(line.departure.noticed for line in self.lines if line.role is Role.INPUT)
+            and (before is None or before.has_hung_up)
+        )
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its predecessor has yet to hang up."""
+        return self._predecessor is not None and not self._departure.has_left
 
     def open(self) -> None:
-        """Dial the front-end's handshake socket. Raises ConfigError."""
+        """Dial the front-end's handshake socket, once that may be done. Raises ConfigError."""
+        self.tick()
+        if self.waiting:
+            self._setting.unsettled.add(self)
+
+    def tick(self) -> None:
+        """See whether the predecessor has hung up. Raises ConfigError."""
+        if self._departure.has_left or (self._predecessor is not None and not self._predecessor.has_hung_up):
+            return
+        self._predecessor = None
+        self._dial()
+        early, self._early = self._early, []
+        for frames in early:
+            self.say(frames)
+
+    def _dial(self) -> None:
         far = self._far = connect_dealer(self._setting.to, self.peer, prepare=self._watch_far)
         self._setting.pump.add(far, self._hear_front_end)
         if self._watch is not None:
@@ -106,10 +145,12 @@ class Link:
 
     def say(self, frames: list[Frame]) -> None:
         """The engine has said this at the handshake socket."""
+        if self.waiting and len(self._early) < MAX_EARLY:
+            self._early.append(frames)
         if self._far is None:
             return
         send_nowait(self._far, frames)
-        self._ready = self._ready or (len(frames) == 1 and _status(frames[0]) == "READY")
+        self._ready = self._ready or status(frames) == Step.READY.value
         self._setting.journal.message(Role.HANDSHAKE, Direction.TO_FRONTEND, self.peer, self.number, None, frames)
 
     def hung_up(self) -> None:
@@ -130,21 +171,33 @@ class Link:
 
     def _leave_handshake(self) -> None:
         pump = self._setting.pump
+        self._departure.leave()
         if self._watch is not None:
+            self._read_news()
             pump.remove(self._watch.socket)
             self._watch.close()
             self._watch = None
         if self._far is not None:
             pump.remove(self._far)
-            close(self._far)
+            close(self._far, None if self._is_up else 0)
             self._far = None
 
+    def _read_news(self) -> bool:
+        """Whether the front-end has hung up."""
+        while self._watch is not None and (news := self._watch.read()) is not None:
+            change, descriptor = news
+            if change is Change.DIALLED:
+                self._departure.dialled(descriptor)
+            elif change is Change.UP:
+                self._is_up = True
+            elif change is Change.DOWN:
+                self._departure.ended()
+                if self._is_up:
+                    return True
+        return False
+
     def _look(self) -> None:
-        if self._watch is None or (news := self._watch.read()) is None:
-            return
-        if news[0] is Change.UP:
-            self._is_up = True
-        elif news[0] is Change.DOWN and self._is_up:
+        if self._read_news():
             while self._far is not None and self._hear():
                 pass
             self._event(f"the front-end has closed the handshake with {self.name}")
@@ -298,9 +351,12 @@ class Link:
         )
 
 
-def _status(payload: Frame) -> str:
+def status(frames: list[Frame]) -> str:
+    """What an engine calls its word at the handshake socket: HELLO, READY; empty if it is no such word."""
+    if len(frames) != 1:
+        return ""
     try:
-        word = msgspec.msgpack.decode(payload, type=dict[str, msgspec.Raw])["status"]
+        word = msgspec.msgpack.decode(frames[0], type=dict[str, msgspec.Raw])["status"]
         return msgspec.msgpack.decode(word, type=str)
     except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError):
         return ""

@@ -14,14 +14,15 @@ from typing import Final
 
 from muro.errors import ConfigError
 from muro.probe.journal import Journal
-from muro.probe.line import Line
-from muro.probe.link import Link, Setting
+from muro.probe.line import Waiting
+from muro.probe.link import Link, Setting, status
 from muro.probe.recording import Role
 from muro.transport.endpoint import EndpointDirectory, check_clear, parse_address
 from muro.transport.monitor import Change, Monitor
 from muro.transport.pump import Pump
 from muro.transport.sockets import Frame, Socket, bind_router, bound_address, close, receive_from, send_nowait
 from muro.transport.wakeup import Wakeup
+from muro.wire.handshake import Step
 
 MAX_LINKS: Final = 256
 """Engines that are joining or connected at a time; further ones are not answered."""
@@ -59,8 +60,13 @@ class Tap:
         self._near: Socket | None = None
         self._watch: Monitor | None = None
         self._by_descriptor: dict[int, Link] = {}
+        self._open: set[int] = set()
+        """Descriptors of connections, as far as the news have been read; a number is soon given to the next one."""
+        self._reused: set[int] = set()
+        """Descriptors of a connection that has ended and of one that was accepted after it."""
+        self._leaving: set[Link] = set()
         self._links: list[Link] = []
-        self._unsettled: set[Line] = set()
+        self._unsettled: set[Waiting] = set()
         self._setting: Setting | None = None
         self._stopped = False
         self.joined = 0
@@ -92,9 +98,9 @@ class Tap:
         while not self._stopped:
             self._pump.poll(AGAIN_MS if unsettled else None)
             if unsettled:
-                for line in list(unsettled):
-                    line.tick()
-                unsettled.difference_update([line for line in unsettled if not line.waiting])
+                for one in list(unsettled):
+                    one.tick()
+                unsettled.difference_update([one for one in unsettled if not one.waiting])
 
     def close(self) -> None:
         """Hang up on everybody; what was passed on still leaves."""
@@ -130,7 +136,8 @@ class Tap:
             self._pump.remove(self._near)
             close(self._near)
             self._near = None
-        self._by_descriptor.clear()
+        for known in (self._by_descriptor, self._open, self._reused, self._leaving):
+            known.clear()
 
     def _watch_near(self, socket: Socket) -> None:
         self._watch = Monitor.of(socket)
@@ -144,16 +151,37 @@ class Tap:
         self._bind(_BIND_PATIENCE)
 
     def _look(self) -> None:
-        while self._watch is not None and (news := self._watch.read()) is not None:
-            change, descriptor = news
-            if change is Change.DOWN:
-                while self._hear():  # what it said before it went
-                    pass
-                if (link := self._by_descriptor.pop(descriptor, None)) is not None:
-                    link.hung_up()
+        self._read_news()
+        self._let_go()
 
     def _hear_engine(self) -> None:
         self._hear()
+        self._let_go()
+
+    def _read_news(self) -> None:
+        while self._watch is not None and (news := self._watch.read()) is not None:
+            change, descriptor = news
+            if change is Change.ACCEPTED:
+                self._open.add(descriptor)
+                if descriptor in self._by_descriptor:
+                    self._reused.add(descriptor)
+            elif change is Change.DOWN:
+                self._open.discard(descriptor)
+                if (link := self._by_descriptor.get(descriptor)) is not None:
+                    self._leaving.add(link)
+
+    def _let_go(self) -> None:
+        """Of those who have hung up, when all that they said has been heard."""
+        if not self._leaving:
+            return
+        while self._hear():
+            pass
+        for descriptor, link in list(self._by_descriptor.items()):
+            if link in self._leaving:
+                del self._by_descriptor[descriptor]
+                link.hung_up()
+        self._leaving.clear()
+        self._reused.clear()
 
     def _hear(self) -> bool:
         """A word of an engine's; whether there was one."""
@@ -161,7 +189,14 @@ class Tap:
             return False
         frames, descriptor = received
         peer = bytes(frames.pop(0))
-        if (link := self._by_descriptor.get(descriptor)) is None:
+        self._read_news()  # after the word: who said it has been accepted by now
+        link = self._by_descriptor.get(descriptor)
+        if link is not None and descriptor in self._reused and status(frames) == Step.HELLO.value:
+            self._reused.discard(descriptor)
+            self._leaving.discard(link)
+            link.hung_up()
+            link = None
+        if link is None:
             link = self._admit(peer, descriptor)
         if link is not None and frames:
             link.say(frames)
@@ -173,12 +208,15 @@ class Tap:
         if self._setting is None or len(self._links) >= MAX_LINKS:
             self.refused += 1
             return None
-        link = Link(self._setting, self.joined, peer, partial(self._answer, peer), self._hang_up)
+        before = next((link for link in reversed(self._links) if link.peer == peer and not link.has_hung_up), None)
+        link = Link(self._setting, self.joined, peer, before, partial(self._answer, peer), self._hang_up)
         self._journal.event(Role.HANDSHAKE, peer, link.number, None, f"{link.name} dials")
         self.joined += 1
         link.open()
         self._links.append(link)
         self._by_descriptor[descriptor] = link
+        if descriptor not in self._open:
+            self._leaving.add(link)
         return link
 
     def _answer(self, peer: bytes, frames: list[Frame]) -> bool:

@@ -108,7 +108,7 @@ class BusyLoop:
     def _take_input(self) -> None:
         inbox = self._inbox
         if not self._is_busy() and not self._stop_requested():
-            self._post([*self._host.went_idle(), *self._policy.before_idle()])
+            self._post(self._host.went_idle() + self._policy.before_idle())
             self._show_phase()
             self._page.idles(self._host.num_live - self._host.num_held, self._host.num_held)
             self._apply(inbox.get())
@@ -162,7 +162,6 @@ class BusyLoop:
         self._lifecycle.ask_to_stop(self._clock(), self._drain)
         if self._lifecycle.state is State.DRAINING:
             self._show_phase()
-        if self._lifecycle.state is State.DRAINING:
             self._compute()
         self._lifecycle.tick(self._clock(), idle=not self._is_busy())
         if self._lifecycle.ended:
@@ -181,8 +180,7 @@ class BusyLoop:
         else:
             activity, counted = _ACTIVITIES[type(event)]
         self._page.turns_to(activity, counted)
-        routed = self._host.apply(event)
-        self._post([*routed, *self._policy.heard(event, self._host.has_work())])
+        self._post(self._host.apply(event) + self._policy.heard(event, self._host.has_work()))
 
     def _post(self, routed: list[Routed]) -> None:
         """Give messages out: to the sender, which overlaps with the next step, or at once if there will be none."""

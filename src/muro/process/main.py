@@ -48,14 +48,10 @@ def run_headless(config: EngineConfig) -> int:
 def run(config: EngineConfig, page: ProgressPage, report_failure: Callable[[FailureRecord], None]) -> int:
     """Start, run and end one engine in the main thread."""
     life = Life(config, page, report_failure)
-    signals = StopSignals(life.ask_to_stop)
-    signals.install()
-    try:
+    with StopSignals(life.ask_to_stop):
         code = life.run()
         flush(LAST_WORDS_TIMEOUT)
-        return code
-    finally:
-        signals.restore()
+    return code
 
 
 def _log_failure(record: FailureRecord) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import os
 import struct
 
 import zmq
@@ -25,6 +26,8 @@ class Change(enum.Enum):
 
     ACCEPTED = "accepted"
     """Somebody has dialled; not known yet whether he speaks our language."""
+    DIALLED = "dialled"
+    """Our own dialling has reached somebody; not known yet who that is."""
     UP = "up"
     """A peer has introduced itself, and messages can pass."""
     DOWN = "down"
@@ -37,6 +40,7 @@ class Change(enum.Enum):
 
 _CHANGES = {
     int(zmq.EVENT_ACCEPTED): Change.ACCEPTED,
+    int(zmq.EVENT_CONNECTED): Change.DIALLED,
     int(zmq.EVENT_HANDSHAKE_SUCCEEDED): Change.UP,
     int(zmq.EVENT_DISCONNECTED): Change.DOWN,
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): Change.REFUSED,
@@ -44,6 +48,7 @@ _CHANGES = {
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): Change.GARBLED,
 }
 _MASK = sum(_CHANGES)
+_NUMBERED = (Change.ACCEPTED, Change.DIALLED, Change.DOWN)
 _EVENT = struct.Struct("=Hi")
 _numbers = itertools.count()
 
@@ -73,9 +78,33 @@ class Monitor:
             return None
         event, value = _EVENT.unpack(bytes(frames[0])[: _EVENT.size])
         change = _CHANGES[event]
-        return change, value if change in (Change.ACCEPTED, Change.DOWN) else 0
+        return change, value if change in _NUMBERED else 0
 
     def close(self) -> None:
         """Stop watching; by the owner of the watched socket, before or after that is closed. May be called twice."""
         end_news(self._watched)
         self.socket.close(0)
+
+
+class Connection:
+    """One connection of this process, by its descriptor's number as `Monitor` tells it with DIALLED or ACCEPTED.
+
+    A socket is closed in libzmq's own time, after what was said has left, and nothing is told of that any more; but
+    the descriptor shows it. A number is soon used again, so it is known by its inode as well.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._inode = _inode(descriptor)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether our end of it is still open."""
+        return self._inode is not None and _inode(self._descriptor) == self._inode
+
+
+def _inode(descriptor: int) -> int | None:
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return None

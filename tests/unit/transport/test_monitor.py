@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from muro.transport.endpoint import parse_address
-from muro.transport.monitor import Change, Monitor
+from muro.transport.monitor import Change, Connection, Monitor
 from muro.transport.pump import Pump
 from muro.transport.sockets import (
     Socket,
@@ -139,3 +139,16 @@ def test_more_news_than_anybody_reads_stop_nothing(kept: ExitStack) -> None:
     kept.callback(close, dealer, 0)
     send_nowait(dealer, [b"still there"])
     until(lambda: receive_nowait(bound) == [b"\0\0", b"still there"])
+
+
+def test_a_connection_is_open_until_its_own_descriptor_is_closed_and_given_to_another() -> None:
+    here, there = plain.socketpair()
+    number = here.fileno()
+    connection = Connection(number)
+    assert connection.is_open
+    here.close()
+    assert not connection.is_open
+    with there, plain.fromfd(there.fileno(), there.family, there.type) as other:
+        assert other.fileno() == number
+        assert not connection.is_open
+        assert not Connection(number + 1000).is_open

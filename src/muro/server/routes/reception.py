@@ -154,7 +154,7 @@ def asked_rank(text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= MAX_RANK):
-        raise InvalidRequestError(f"X-data-parallel-rank is {text[:40]!r}; it is the number of an engine", param=RANK)
+        raise InvalidRequestError(f"{RANK} is {text[:40]!r}; it is the number of an engine", param=RANK)
     return int(text)
 
 

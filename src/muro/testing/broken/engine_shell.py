@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
 from functools import partial
 
+from muro.child.signals import StopSignals
 from muro.testing.broken.engine import Died, EngineHooks, MinimalEngine, Out, death_notices
 from muro.transport.context import flush
 from muro.transport.pump import Pump
@@ -14,16 +14,13 @@ from muro.transport.sockets import Socket, close, connect_dealer, connect_push, 
 from muro.transport.wakeup import Wakeup
 from muro.wire.handshake import Addresses, decode_init
 
-LOOK_MS = 200
-"""A signal that comes right before a poll does not end it, so it may not last for ever."""
 STEP_MS = 1
 FLUSH_S = 4.0
 
 
 def run_engine(address: str, hooks: EngineHooks) -> int:
     """Dial the handshake at `address` and serve. Returns the exit code."""
-    with Wakeup() as stop:
-        signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    with Wakeup() as stop, StopSignals(stop.set):
         shell = _Shell(address, MinimalEngine(hooks, time.monotonic, clients=1), stop)
         try:
             shell.join()
@@ -59,7 +56,7 @@ class _Shell:
         if (hello := engine.hello()) is not None:
             send_nowait(self._handshake, [hello])
         while self._addresses is None and not self._stopped:
-            self._pump.poll(LOOK_MS)
+            self._pump.poll()
         if self._addresses is None:
             return
         for client, (inputs, outputs) in enumerate(zip(self._addresses.inputs, self._addresses.outputs, strict=True)):
@@ -74,7 +71,7 @@ class _Shell:
     def serve(self) -> None:
         """Read, step, send, until stopped. Raises Died."""
         while not self._stopped:
-            self._pump.poll(STEP_MS if self._engine.busy else LOOK_MS)
+            self._pump.poll(STEP_MS if self._engine.busy else None)
             self.send(self._engine.step())
         self.send(self._engine.stop())
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import signal
 import sys
 import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from muro.child.signals import StopSignals
 from muro.testing.broken.frontend import Asked, FrontendHooks, Gone, MinimalFrontend
 from muro.transport.endpoint import parse_address, tcp_endpoint
 from muro.transport.pump import Pump
@@ -24,9 +24,6 @@ from muro.transport.wakeup import Wakeup
 from muro.wire.handshake import Addresses
 
 MODEL = "minimal"
-
-LOOK_MS = 200
-"""A signal that comes right before a poll does not end it, so it may not last for ever."""
 
 
 class _Reader:
@@ -50,21 +47,25 @@ def run_frontend(address: str, hooks: FrontendHooks, http_port: int = 0) -> int:
     """Bind the handshake at `address`, and HTTP on 127.0.0.1; print the URL; serve. Returns the exit code."""
     with Wakeup() as wake, tempfile.TemporaryDirectory(prefix="muro-") as directory:
         shell = _Shell(address, hooks, wake, directory)
-        signal.signal(signal.SIGTERM, lambda number, frame: shell.stop())
-        http = _Server(("127.0.0.1", http_port), _handler(shell))
-        thread = threading.Thread(target=http.serve_forever, name="http", daemon=True)
-        thread.start()
-        sys.stdout.write(f"http://127.0.0.1:{http.server_address[1]}\n")
-        sys.stdout.flush()
-        try:
-            shell.serve()
-            return 0
-        except Gone:
-            return 10
-        finally:
-            shell.close()
-            http.shutdown()
-            http.server_close()
+        with StopSignals(shell.stop):
+            return _serve(shell, http_port)
+
+
+def _serve(shell: _Shell, http_port: int) -> int:
+    http = _Server(("127.0.0.1", http_port), _handler(shell))
+    thread = threading.Thread(target=http.serve_forever, name="http", daemon=True)
+    thread.start()
+    sys.stdout.write(f"http://127.0.0.1:{http.server_address[1]}\n")
+    sys.stdout.flush()
+    try:
+        shell.serve()
+        return 0
+    except Gone:
+        return 10
+    finally:
+        shell.close()
+        http.shutdown()
+        http.server_close()
 
 
 class _Shell:
@@ -95,7 +96,7 @@ class _Shell:
     def serve(self) -> None:
         """Until stopped. Raises Gone."""
         while not self._stopped:
-            self._pump.poll(LOOK_MS)
+            self._pump.poll()
 
     def stop(self) -> None:
         self._stopped = True
