@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from muro.ids import EngineRank, Generation
-from muro.launch.spawn import Child
+from muro.launch.handle import ChildHandle
 from muro.launch.startup import StartupProgress
 from muro.transport.wakeup import Wakeup
 from muro.wire.handshake import ReadyResponse
@@ -25,7 +25,7 @@ OnProgress = Callable[[StartupProgress], None]
 class Replacement(msgspec.Struct, frozen=True):
     """A successor that is ready."""
 
-    child: Child
+    child: ChildHandle
     ready: ReadyResponse
 
 
@@ -53,7 +53,7 @@ class Attempt:
         replace: Replace,
         rank: EngineRank,
         generation: Generation,
-        previous: Child,
+        previous: ChildHandle,
         on_done: Callable[[], None],
         on_progress: OnProgress,
     ) -> None:
@@ -90,7 +90,7 @@ class Attempt:
         with self._lock:
             self._cancel.set()
 
-    def abandon(self, timeout: float) -> Child | None:
+    def abandon(self, timeout: float) -> ChildHandle | None:
         """Cancel it and wait up to `timeout` seconds. Gives the child that came up all the same; the caller ends it."""
         self.cancel()
         if threading.current_thread() is not self._thread:  # a finalizer may run in any thread

@@ -19,6 +19,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT = 2.0
 
+Take = Callable[[bytes, str], None]
+"""Called with each record that a child sends, as it came, and the child's name."""
+
 
 class LogReader:
     """Reads what one child logs.
@@ -36,9 +40,11 @@ class LogReader:
     Args:
         name: what to call the child.
         ring: its log.
+        take: takes its records; None: `show_record`.
     """
 
-    def __init__(self, name: str, ring: int) -> None:
+    def __init__(self, name: str, ring: int, take: Take | None = None) -> None:
+        self._take = show_record if take is None else take
         self._name = name
         self._ring = ring
         self._thread: threading.Thread | None = None
@@ -52,7 +58,7 @@ class LogReader:
             undo.callback(ours.close)
             ring = os.dup(self._ring)
             undo.callback(os.close, ring)
-            arguments = (ours.fileno(), ring, self._name)
+            arguments = (ours.fileno(), ring, self._name, self._take)
             self._thread = threading.Thread(target=_read, args=arguments, name="muro-log", daemon=True)
             self._thread.start()
             ours.detach()
@@ -65,7 +71,7 @@ class LogReader:
             self._thread.join(_JOIN_TIMEOUT)
 
 
-def _read(descriptor: int, ring: int, name: str) -> None:
+def _read(descriptor: int, ring: int, name: str, take: Take) -> None:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     look_at = 0.0
@@ -80,7 +86,7 @@ def _read(descriptor: int, ring: int, name: str) -> None:
                 data = os.read(descriptor, 2 * MAX_RECORD_BYTES)
                 if not data:
                     return
-                _log(data, name)
+                take(data, name)
     except OSError:
         log.debug("the log of %s cannot be read any more", name, exc_info=True)
     finally:
@@ -88,7 +94,8 @@ def _read(descriptor: int, ring: int, name: str) -> None:
         os.close(ring)
 
 
-def _log(data: bytes, name: str) -> None:
+def show_record(data: bytes, name: str) -> None:
+    """Log a record that a child called `name` has sent, as if it had been made here. Never raises."""
     try:
         word = decode(data)
         if word.dropped:

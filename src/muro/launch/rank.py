@@ -7,8 +7,8 @@ import msgspec
 from muro.config import RestartPolicy
 from muro.ids import EngineRank, Generation
 from muro.launch.attempt import Attempt
+from muro.launch.handle import ChildHandle
 from muro.launch.restart import RankState, Restarts
-from muro.launch.spawn import Child
 from muro.wire.progress import Progress
 
 
@@ -28,7 +28,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Rank:
     """The engine of one rank: the child that runs or ran last, and what becomes of it."""
 
-    def __init__(self, rank: EngineRank, child: Child, policy: RestartPolicy, now: float) -> None:
+    def __init__(self, rank: EngineRank, child: ChildHandle, policy: RestartPolicy, now: float) -> None:
         self.rank = rank
         self.child = child
         self.restarts = Restarts(policy)
@@ -65,7 +65,7 @@ class Rank:
             uptime=max(0.0, now - self.ready_since) if state is RankState.RUNNING else None,
         )
 
-    def replaced_by(self, child: Child, now: float) -> None:
+    def replaced_by(self, child: ChildHandle, now: float) -> None:
         """A successor is ready."""
         self.child, self.ready_since = child, now
         self.ended, self.kill_at, self.stuck = False, None, ""

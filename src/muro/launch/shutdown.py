@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from muro.launch.spawn import Child
+from muro.launch.handle import ChildHandle
 
 
 def stop(
-    children: Iterable[Child],
+    children: Iterable[ChildHandle],
     timeout: float,
     *,
     force: bool = False,
@@ -21,7 +21,7 @@ def stop(
     """End all children.
 
     Args:
-        children: handles of `launch.spawn`; closed afterwards.
+        children: closed afterwards.
         timeout: seconds that all of them together get after SIGTERM before SIGKILL.
         force: do not ask, kill.
 

@@ -30,7 +30,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -40,8 +40,9 @@ from muro.child.logring import create_log, read_new, read_tail
 from muro.config import child_environment
 from muro.errors import ConfigError, StartupError
 from muro.launch.death import UNKNOWN_STATUS, Death
+from muro.launch.descriptors import avoid_standard, memory_file
 from muro.launch.interpreter import executable, import_path, interpreter_arguments
-from muro.launch.logs import LogReader
+from muro.launch.logs import LogReader, Take
 from muro.launch.tree import Tree
 from muro.observe.log import Thresholds
 from muro.transport.page import ProgressPage
@@ -75,6 +76,8 @@ def spawn(
     env: Mapping[str, str] | None = None,
     name: str = "",
     generation: int = 0,
+    thresholds: Thresholds | None = None,
+    take_record: Take | None = None,
 ) -> Child:
     """Start a process that calls `target`.
 
@@ -85,6 +88,8 @@ def spawn(
         env: added to this process's environment.
         name: what to call the child in messages.
         generation: written into the progress page.
+        thresholds: which log records are wanted; None: those that this process would show.
+        take_record: takes them; None: they are logged here.
 
     Raises:
         ConfigError: this platform, interpreter or payload will not do.
@@ -94,48 +99,60 @@ def spawn(
         raise ConfigError("engines in a process of their own need Linux; elsewhere use InprocClient")
     name = name or target
     try:
-        return _spawn(target, payload, title, child_environment(env or {}), name, generation)
+        how = _How(target, payload, title, child_environment(env or {}), name, generation, thresholds, take_record)
+        return _spawn(how)
     except (OSError, RuntimeError) as error:
         raise StartupError(f"{name} did not start: no process could be made for it: {error}", phase="spawn") from error
 
 
-def _spawn(
-    target: str, payload: Mapping[str, Any], title: Sequence[str], env: dict[str, str], name: str, generation: int
-) -> Child:
+class _How(NamedTuple):
+    """The arguments of `spawn`."""
+
+    target: str
+    payload: Mapping[str, Any]
+    title: Sequence[str]
+    env: dict[str, str]
+    name: str
+    generation: int
+    thresholds: Thresholds | None
+    take_record: Take | None
+
+
+def _spawn(how: _How) -> Child:
     with contextlib.ExitStack() as lent, contextlib.ExitStack() as kept:
-        _avoid_standard_descriptors(lent)
-        parts = _Parts.open(kept, name, generation)
+        avoid_standard(lent)
+        parts = _Parts.open(kept, how)
         lifeline_read, parts.lifeline = _lifeline(lent, kept)
         report_write = parts.tree.lend(lent)
         records = parts.logs.open(lent)
         config = ChildConfig(
-            target=target,
-            name=name,
+            target=how.target,
+            name=how.name,
             parent_pid=os.getpid(),
             lifeline_fd=lifeline_read,
             failure_fd=parts.failure,
             page_fd=parts.page.fileno(),
             log_fd=parts.log,
             records_fd=records,
-            thresholds=Thresholds.now(),
+            thresholds=how.thresholds or Thresholds.now(),
             report_fd=report_write,
             tree=parts.tree.token,
             sys_path=import_path(),
-            payload=dict(payload),
+            payload=dict(how.payload),
         )
-        config_fd = _memory_file(lent, "muro-config", _json(config))
+        config_fd = memory_file(lent, "muro-config", _json(config))
         boot = os.path.join(os.path.dirname(muro.child.__file__), "boot.py")
         process = subprocess.Popen(
-            [executable(), *interpreter_arguments(), "-P", boot, target, *title, "--config-fd", str(config_fd)],
+            [executable(), *interpreter_arguments(), "-P", boot, how.target, *how.title, "--config-fd", str(config_fd)],
             stdin=subprocess.DEVNULL,
             stdout=parts.log,
             stderr=parts.log,
             pass_fds=(config_fd, lifeline_read, report_write, records, parts.failure, parts.page.fileno(), parts.log),
-            env=env | parts.tree.environment(),
+            env=how.env | parts.tree.environment(),
             process_group=0,  # Ctrl-C on the terminal reaches the parent first, which then decides
         )
         kept.callback(_kill_unheld, process)
-        child = Child(name, process, os.pidfd_open(process.pid), parts)
+        child = Child(how.name, process, os.pidfd_open(process.pid), parts)
         kept.pop_all()
         return child
 
@@ -143,24 +160,24 @@ def _spawn(
 class _Parts:
     """What this process keeps of a child's descriptors."""
 
-    def __init__(self, name: str, page: ProgressPage, failure: int, log: int, tree: Tree) -> None:
+    def __init__(self, how: _How, page: ProgressPage, failure: int, log: int, tree: Tree) -> None:
         self.page = page
         self.failure = failure
         self.log = log
-        self.logs = LogReader(name, log)
+        self.logs = LogReader(how.name, log, how.take_record)
         self.tree = tree
         self.lifeline = -1
 
     @classmethod
-    def open(cls, kept: contextlib.ExitStack, name: str, generation: int) -> _Parts:
-        page = ProgressPage.create(generation=generation)
+    def open(cls, kept: contextlib.ExitStack, how: _How) -> _Parts:
+        page = ProgressPage.create(generation=how.generation)
         kept.callback(page.close)
         page.set_phase(_FIRST_PHASE)
         log = create_log()
         kept.callback(os.close, log)
         tree = Tree()
         kept.callback(tree.close)
-        return cls(name, page, _memory_file(kept, "muro-failure", b""), log, tree)
+        return cls(how, page, memory_file(kept, "muro-failure", b""), log, tree)
 
     def close(self) -> None:
         _close_lifeline(self.lifeline)
@@ -231,6 +248,10 @@ class Child:
             if self.poll() is None and self._mine():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
+
+    def is_stopped(self) -> bool:
+        """Whether the operating system says that it is stopped by a signal."""
+        return is_stopped(self.pid)
 
     def failure(self) -> FailureRecord | None:
         """The failure that it has reported, if any; may come before it ends."""
@@ -356,14 +377,6 @@ def _json(config: ChildConfig) -> bytes:
         raise ConfigError(f"the settings of {config.name} must be plain JSON values: {error}") from error
 
 
-def _memory_file(stack: contextlib.ExitStack, name: str, content: bytes) -> int:
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    stack.callback(os.close, descriptor)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(content)
-    return descriptor
-
-
 def _lifeline(lent: contextlib.ExitStack, kept: contextlib.ExitStack) -> tuple[int, int]:
     read_end, write_end = os.pipe()
     _lifelines.add(write_end)
@@ -376,13 +389,6 @@ def _close_lifeline(descriptor: int) -> None:
     if descriptor in _lifelines:
         _lifelines.discard(descriptor)
         os.close(descriptor)
-
-
-def _avoid_standard_descriptors(stack: contextlib.ExitStack) -> None:
-    """Occupy 0, 1 and 2 where a program has closed them, lest ours get these numbers and meet the child's own."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        stack.callback(os.close, descriptor)
-    os.close(descriptor)
 
 
 def _readable(descriptor: int, timeout: float | None) -> bool:

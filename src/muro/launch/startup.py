@@ -22,10 +22,11 @@ import msgspec
 from muro.errors import RemoteProtocolError, StartupError
 from muro.ids import EngineRank
 from muro.launch.arrivals import Arrivals
+from muro.launch.handle import ChildHandle, Spawner
+from muro.launch.here import SpawnHere
 from muro.launch.patience import Patience, Sight
 from muro.launch.plan import LaunchPlan
 from muro.launch.shutdown import stop
-from muro.launch.spawn import Child, spawn
 from muro.transport.pump import Pump
 from muro.transport.sockets import Frame, Socket, allow_handover, receive_from, send_nowait
 from muro.transport.wakeup import Wakeup
@@ -60,7 +61,7 @@ class StartupProgress(msgspec.Struct, frozen=True):
 class Started(msgspec.Struct, frozen=True):
     """All engines are ready; `children` are those spawned here."""
 
-    children: dict[EngineRank, Child]
+    children: dict[EngineRank, ChildHandle]
     responses: dict[EngineRank, ReadyResponse]
 
 
@@ -69,6 +70,7 @@ def start(
     handshake: Socket,
     inputs: Socket,
     *,
+    spawner: Spawner | None = None,
     greeters: Arrivals | None = None,
     arrivals: Arrivals | None = None,
     on_progress: Callable[[StartupProgress], None] | None = None,
@@ -81,6 +83,7 @@ def start(
         plan: see `launch.plan`.
         handshake: ROUTER, bound to the plan's handshake address.
         inputs: this front-end's input ROUTER, where the ready responses arrive.
+        spawner: starts the plan's local engines; None: here.
         greeters: the connections of `handshake`, if engines may come from elsewhere.
         arrivals: those of `inputs`; knows afterwards whose is whose.
         on_progress: called in this thread with every change, and every `REMIND_EVERY` seconds with each engine that is
@@ -96,7 +99,7 @@ def start(
     startup = _Startup(plan, handshake, inputs, on_progress, clock)
     startup.greeters, startup.arrivals = greeters, arrivals
     try:
-        startup.spawn()
+        startup.spawn(SpawnHere() if spawner is None else spawner)
         # An engine that has lost another front-end may dial again before its old connection is quite gone.
         allow_handover(handshake, greeters is not None)
         startup.wait(cancel)
@@ -131,22 +134,15 @@ class _Startup:
         self._refused: list[str] = []
         self.greeters: Arrivals | None = None
         self.arrivals: Arrivals | None = None
-        self.children: dict[EngineRank, Child] = {}
+        self.children: dict[EngineRank, ChildHandle] = {}
 
     @property
     def responses(self) -> dict[EngineRank, ReadyResponse]:
         return self._handshake.responses
 
-    def spawn(self) -> None:
+    def spawn(self, spawner: Spawner) -> None:
         for rank in self._plan.local:
-            child = spawn(
-                self._plan.target,
-                self._plan.payload(rank),
-                title=self._plan.title(rank),
-                env=self._plan.env,
-                name=self._plan.name(rank),
-                generation=self._plan.local[rank].generation,
-            )
+            child = spawner.start(self._plan, rank)
             self.children[rank] = child
             self._pump.add(child.sentinel, partial(self._ended, rank))
 

@@ -37,9 +37,9 @@ from muro.launch.events import (
     EngineStarted,
     Event,
 )
+from muro.launch.handle import ChildHandle
 from muro.launch.rank import Rank, RankStatus
 from muro.launch.restart import Decision, RankState
-from muro.launch.spawn import Child
 from muro.launch.startup import StartupProgress
 from muro.launch.watchdog import OwnTime, Verdict
 from muro.transport.pump import Pump
@@ -56,7 +56,7 @@ ENDING_TIMEOUT = 6.0
 _JOIN_TIMEOUT = 3.0
 
 Listener = Callable[[Event], None]
-Watch = Callable[[EngineRank, Generation, Child, float], Verdict | None]
+Watch = Callable[[EngineRank, Generation, ChildHandle, float], Verdict | None]
 """Called with each engine that runs, each tick, in the supervisor's thread, and with the seconds that this thread has
 counted so far (see `watchdog.OwnTime`). A verdict has the engine killed."""
 
@@ -65,7 +65,7 @@ class Supervisor:
     """Supervises children that are ready.
 
     Args:
-        children: handles of `launch.spawn`, by rank; owned from now on.
+        children: handles of engines, by rank; owned from now on.
         policy: what follows a death.
         replace: starts a successor; without it there are none.
         watch: judges engines that run.
@@ -74,7 +74,7 @@ class Supervisor:
 
     def __init__(
         self,
-        children: Mapping[EngineRank, Child],
+        children: Mapping[EngineRank, ChildHandle],
         *,
         policy: RestartPolicy | None = None,
         replace: Replace | None = None,

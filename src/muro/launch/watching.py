@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muro.ids import EngineRank, Generation
-from muro.launch.spawn import Child, is_stopped
+from muro.launch.handle import ChildHandle
 from muro.launch.watchdog import Verdict, Watchdog
 
 Sent = Callable[[EngineRank, Generation], int]
@@ -28,7 +28,7 @@ class Watching:
         self._sent = sent
         self._dogs: dict[EngineRank, tuple[Generation, Watchdog]] = {}
 
-    def __call__(self, rank: EngineRank, generation: Generation, child: Child, seconds: float) -> Verdict | None:
+    def __call__(self, rank: EngineRank, generation: Generation, child: ChildHandle, seconds: float) -> Verdict | None:
         """Look at one engine; `seconds` are counted by the caller (`watchdog.OwnTime`)."""
         if not self._limit:
             return None
@@ -38,4 +38,4 @@ class Watching:
             self._dogs[rank] = generation, dog
         # How much was sent is asked first: what is sent between the two looks must not seem to be ignored.
         sent = self._sent(rank, generation)
-        return dog.look(child.progress(), seconds, stopped=is_stopped(child.pid), sent=sent)
+        return dog.look(child.progress(), seconds, stopped=child.is_stopped(), sent=sent)
