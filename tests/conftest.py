@@ -1,7 +1,7 @@
 """Every test must leave the process as it found it: threads, children, descriptors, files, shared memory.
 
 The check runs around each test, and around each module for its module-scoped fixtures. Tests that start
-processes (`process`, `contract`, `chaos`, `interop`) are checked for orphans as well.
+processes (`process`, `contract`, `chaos`, `interop`, `cluster`) are checked for orphans as well.
 """
 
 import shutil
@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.leaks import Belongings, claim_session, left_behind
 
-_STARTS_PROCESSES = {"process", "contract", "chaos", "interop"}
+_STARTS_PROCESSES = {"process", "contract", "chaos", "interop", "cluster"}
 _session_directory = pytest.StashKey[Path]()
 
 

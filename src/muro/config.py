@@ -148,6 +148,21 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"a restart budget of {self.budget} in {self.window} s makes no sense; 5 in 300 s works")
 
 
+class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines that Ray places: each is an actor with resources of its own, on any node of the cluster."""
+
+    resources: dict[str, float] = msgspec.field(default_factory=lambda: {"CPU": 1.0})
+    """What each rank asks for, in Ray's words: CPU, GPU, memory (bytes), or custom ones."""
+
+    def __post_init__(self) -> None:
+        bad = [name for name, amount in self.resources.items() if not name or not 0 <= amount < math.inf]
+        if bad or not any(self.resources.values()):
+            raise ConfigError(
+                f"the resources of a rank on Ray are {self.resources}; they are amounts by name, at least one of them "
+                'above 0: {"CPU": 1, "GPU": 1}'
+            )
+
+
 class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A client and the engines behind it. Times in seconds."""
 
@@ -156,8 +171,10 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_engines: int = 1
     num_local_engines: int | None = None
     """How many of them are spawned here (None: all); the others dial in."""
+    ray: RayConfig | None = None
+    """Let Ray start all engines, on the machines of a cluster; None: those that are started are started here."""
     host: str | None = None
-    """TCP host for engines that dial in; None keeps everything on ipc."""
+    """TCP host for engines that dial in; None keeps everything on ipc (with Ray: this machine's in its cluster)."""
     handshake_port: int = 0
     curve_dir: str | None = None
     """Directory with this front-end's CURVE keys and those of its engines (`muro keys new`); needs `host`."""
@@ -182,7 +199,12 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"num_engines is {self.num_engines}; it must lie in 1 ... 65536")
         if self.num_local_engines is not None and not 0 <= self.num_local_engines <= self.num_engines:
             raise ConfigError(f"num_local_engines is {self.num_local_engines}; it must lie in 0 ... {self.num_engines}")
-        if self.host is None and (self.curve_dir is not None or self.insecure_tcp):
+        if self.ray is not None and self.num_local_engines is not None:
+            raise ConfigError(
+                f"num_local_engines is {self.num_local_engines}, but Ray starts all engines (muro serve: leave "
+                "--data-parallel-size-local out with --data-parallel-backend ray)"
+            )
+        if self.host is None and self.ray is None and (self.curve_dir is not None or self.insecure_tcp):
             raise ConfigError(
                 "curve_dir and insecure_tcp are for engines that dial in from elsewhere, and all are started here: "
                 "host is not set (muro serve: --data-parallel-size-local says how many are started here)"
@@ -222,6 +244,17 @@ def engine_environment(additional: Mapping[str, str], engines: int) -> dict[str,
     share = str(max(1, available_cpus() // max(1, engines)))
     names = ("MURO_CPUS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS")
     return {name: share for name in names if name not in os.environ} | dict(additional)
+
+
+def ray_environment(additional: Mapping[str, str], ray: RayConfig) -> dict[str, str]:
+    """What is added to the environment of each engine that Ray places: the CPUs that were asked for are its share."""
+    cpus = str(max(1, math.ceil(ray.resources.get("CPU", 1))))
+    return {"MURO_CPUS": cpus, "OMP_NUM_THREADS": cpus, "RAYON_NUM_THREADS": cpus} | dict(additional)
+
+
+def decline_ray_statistics() -> None:
+    """A cluster that Ray starts for us reports its use to Ray's makers, unless RAY_USAGE_STATS_ENABLED says 0."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def engine_cpus(environ: Mapping[str, str] | None = None) -> int:

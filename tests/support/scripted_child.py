@@ -29,6 +29,9 @@ class ScriptedChild:
     def wait(self, timeout: float | None = None) -> bool:
         return self.status is not None
 
+    def is_stopped(self) -> bool:
+        return False
+
     def failure(self) -> FailureRecord | None:
         return self.record
 

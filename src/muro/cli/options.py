@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 import typer
 
-from muro.cli.http_options import HttpOptions
+from muro.cli.ray_options import RayOptions
 from muro.config import RestartPolicy
 from muro.errors import ConfigError
 
@@ -20,13 +20,15 @@ O = TypeVar("O", bound=msgspec.Struct)  # noqa: E741
 
 _HTTP, _ENGINE, _MANY = "HTTP", "Model and engine", "Engines elsewhere"
 
+LOOPBACK = "127.0.0.1"
+
 EXIT_CODES = """\
 Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while serving; 11 it did not start;
 12 (with --headless) the front-end has gone; 13 the engine died more often than --restart-budget allows; 129, 130,
 143 forced by a fifth signal."""
 
 
-class ServeOptions(HttpOptions, frozen=True, kw_only=True):
+class ServeOptions(RayOptions, frozen=True, kw_only=True):
     """Flags of `muro serve`; named as those of `vllm serve` where they mean the same."""
 
     model: Annotated[
@@ -221,11 +223,14 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
         ),
     ] = 0
     data_parallel_address: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--data-parallel-address", "-dpa", help="Address of the front-end's sockets.", rich_help_panel=_MANY
+            "--data-parallel-address",
+            "-dpa",
+            help="Address of the front-end's sockets. Default: 127.0.0.1, or with ray this machine's in the cluster.",
+            rich_help_panel=_MANY,
         ),
-    ] = "127.0.0.1"
+    ] = None
     data_parallel_rpc_port: Annotated[
         int,
         typer.Option(

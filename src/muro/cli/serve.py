@@ -7,7 +7,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags, restart_policy
+from muro.cli.options import EXIT_CODES, LOOPBACK, ServeOptions, engine_options, flags, restart_policy
+from muro.cli.ray_options import ray_config
 from muro.cli.stopping import stopping
 from muro.errors import ConfigError, MissingExtraError
 
@@ -82,10 +83,13 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     _check_serving(options)
     local = options.data_parallel_size_local
     elsewhere = local is not None and local < options.data_parallel_size
+    ray = ray_config(options)
+    host = (options.data_parallel_address or LOOPBACK) if elsewhere else None
     connect = ConnectConfig(
         num_engines=options.data_parallel_size,
         num_local_engines=local,
-        host=options.data_parallel_address if elsewhere else None,
+        ray=ray,
+        host=host if ray is None else options.data_parallel_address,
         handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
         curve_dir=options.curve_dir,
         curve_secret_fd=options.curve_secret_fd,
@@ -205,7 +209,7 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
     config = msgspec.structs.replace(
         choice.engine_config(),
         rank=options.data_parallel_start_rank,
-        handshake_address=tcp_endpoint(options.data_parallel_address, options.data_parallel_rpc_port),
+        handshake_address=tcp_endpoint(options.data_parallel_address or LOOPBACK, options.data_parallel_rpc_port),
         local=False,
         headless=True,
         rejoin=options.rejoin,

@@ -25,6 +25,8 @@ from muro.clients.sync import SyncMPClient
 from muro.clients.traffic import Traffic
 from muro.config import ConnectConfig, EngineConfig
 from muro.errors import ConfigError
+from muro.launch.handle import Spawner
+from muro.launch.here import SpawnHere
 from muro.launch.interpreter import engine_name
 from muro.launch.plan import plan_launch
 from muro.launch.remotes import Entrance, Remotes
@@ -58,12 +60,14 @@ def connect(
         StartupError: an engine did not come up; everything that had been started is gone.
     """
     config = make_config(config, settings)
-    doors = Doors.open(config)
     with contextlib.ExitStack() as undo:
+        spawner, config = _spawner(config)
+        undo.callback(spawner.close)
+        doors = Doors.open(config)
         undo.callback(doors.close)
-        started = _start(config, doors, on_progress, None)
+        started = _start(config, doors, spawner, on_progress, None)
         undo.callback(stop, started.children.values(), 0.0, force=True)
-        link = _link(config, doors, started)
+        link = _link(config, doors, spawner, started)
         polling = Polling(link)
         undo.callback(polling.close)
         undo.callback(link.stop, 0.0)
@@ -82,14 +86,18 @@ async def connect_async(
 
     `on_progress` is called in another thread.
     """
-    config = make_config(config, settings)
-    doors = Doors.open(config)
+    given = make_config(config, settings)
     started: list[Started] = []
+    found: list[tuple[Spawner, ConnectConfig]] = []
     with contextlib.ExitStack() as undo, Wakeup() as cancel:
+        undo.callback(_close_found, found)
+        await in_thread(lambda: found.append(_spawner(given)))
+        spawner, config = found[0]
+        doors = Doors.open(config)
         undo.callback(doors.close)
         undo.callback(lambda: [stop(s.children.values(), 0.0, force=True) for s in started])
-        await in_thread(lambda: started.append(_start(config, doors, on_progress, cancel)), cancel.set)
-        link = _link(config, doors, started[0])
+        await in_thread(lambda: started.append(_start(config, doors, spawner, on_progress, cancel)), cancel.set)
+        link = _link(config, doors, spawner, started[0])
         undo.callback(link.stop, 0.0)
         session = _session(started[0], config)
         link.listen_for(session, config.stall_limit)
@@ -120,12 +128,33 @@ def make_config(config: ConnectConfig | None, settings: dict[str, Any]) -> Conne
         raise ConfigError(f"a setting is wrong: {error}") from error
 
 
-def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, cancel: Wakeup | None) -> Started:
+def _spawner(config: ConnectConfig) -> tuple[Spawner, ConnectConfig]:
+    """Who starts engines, and the settings completed by what it knows: at which address they can dial us.
+
+    Raises MissingExtraError, StartupError, ConfigError.
+    """
+    if config.ray is None:
+        return SpawnHere(), config
+    from muro.cluster.ray_cluster import RayCluster
+
+    cluster = RayCluster(config.ray).open()
+    return cluster, msgspec.structs.replace(config, host=config.host or cluster.address)
+
+
+def _close_found(found: list[tuple[Spawner, ConnectConfig]]) -> None:
+    for spawner, _ in found:
+        spawner.close()
+
+
+def _start(
+    config: ConnectConfig, doors: Doors, spawner: Spawner, on_progress: OnProgress | None, cancel: Wakeup | None
+) -> Started:
     plan = plan_launch(config, doors.addresses, doors.handshake_address, _features(), doors.engine_keys)
     return start(
         plan,
         doors.handshake,
         doors.inputs,
+        spawner=spawner,
         greeters=doors.greeters,
         arrivals=doors.arrivals,
         on_progress=on_progress,
@@ -133,8 +162,8 @@ def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, 
     )
 
 
-def _link(config: ConnectConfig, doors: Doors, started: Started) -> Link:
-    replacer = Replacer(config, doors)
+def _link(config: ConnectConfig, doors: Doors, spawner: Spawner, started: Started) -> Link:
+    replacer = Replacer(config, doors, spawner)
     traffic = Traffic()
     watch = Watching(config.stall_limit, traffic.sent)
     supervisor = Supervisor(started.children, policy=config.restart, replace=replacer, watch=watch)

@@ -14,7 +14,14 @@ from muro.config import ConnectConfig, CurveKeys
 from muro.errors import ConfigError, InternalError
 from muro.launch.arrivals import Arrivals
 from muro.transport import sockets
-from muro.transport.endpoint import EndpointDirectory, check_clear, ipc_endpoint, tcp_endpoint
+from muro.transport.endpoint import (
+    EndpointDirectory,
+    check_clear,
+    ipc_endpoint,
+    is_loopback,
+    parse_address,
+    tcp_endpoint,
+)
 from muro.transport.gate import Gate
 from muro.transport.keys import new_pair
 from muro.transport.monitor import Monitor
@@ -50,7 +57,7 @@ class Wall:
         directory, gate = EndpointDirectory(config.socket_dir), None
         if config.host is None:
             directory.open()
-        elif config.curve_dir is None:
+        elif config.curve_dir is None and (config.ray is None or _may_be_clear(config.host, config.insecure_tcp)):
             check_clear(tcp_endpoint(config.host), config.insecure_tcp)
         else:
             gate = Gate(config.curve_dir, config.curve_secret_fd).open()
@@ -188,6 +195,11 @@ class Doors:
         close_watched(self.inputs, self.arrivals)
         sockets.close(self.outputs, 0)
         self.wall.close()
+
+
+def _may_be_clear(host: str, insecure: bool) -> bool:
+    """Whether engines that we place ourselves, and so can hand keys of ours, need none."""
+    return insecure or is_loopback(parse_address(tcp_endpoint(host)))
 
 
 def close_watched(socket: Socket, arrivals: Arrivals | None) -> None:

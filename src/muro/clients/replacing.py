@@ -18,6 +18,7 @@ from muro.config import ConnectConfig
 from muro.errors import StartupError
 from muro.ids import EngineRank, Generation
 from muro.launch.attempt import OnProgress, Replacement
+from muro.launch.handle import Spawner
 from muro.launch.plan import plan_replacement
 from muro.launch.shutdown import stop
 from muro.launch.startup import start
@@ -33,9 +34,11 @@ class Replacer:
     Args:
         config: the settings of the client.
         doors: those of the first generation; open.
+        spawner: starts the processes; closed with this.
     """
 
-    def __init__(self, config: ConnectConfig, doors: Doors) -> None:
+    def __init__(self, config: ConnectConfig, doors: Doors, spawner: Spawner) -> None:
+        self._spawner = spawner
         self._config = config
         self._wall = doors.wall
         self._outputs = doors.addresses.outputs
@@ -67,7 +70,7 @@ class Replacer:
                     Features(version("muro")),
                     self._keys,
                 )
-                started = start(plan, handshake, inputs, on_progress=on_progress, cancel=cancel)
+                started = start(plan, handshake, inputs, spawner=self._spawner, on_progress=on_progress, cancel=cancel)
                 if not self._offer(rank, generation, inputs):
                     stop(started.children.values(), 0.0, force=True)
                     raise StartupError("the client was closed", rank=rank, phase="cancelled")
@@ -80,11 +83,12 @@ class Replacer:
             return self._waiting.pop((rank, generation), None)
 
     def close(self) -> None:
-        """Close what was not adopted; may be called twice."""
+        """Close what was not adopted, and the spawner; may be called twice."""
         with self._lock:
             self._closed = True
             while self._waiting:
                 sockets.close(self._waiting.popitem()[1], 0)
+        self._spawner.close()
 
     def _offer(self, rank: EngineRank, generation: Generation, inputs: Socket) -> bool:
         with self._lock:

@@ -28,10 +28,16 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     log_tail: str = ""
     stuck: str = ""
     """What was seen of it when it was killed because it did nothing any more."""
+    lost: str = ""
+    """Why nothing of it can be seen any more, if it ran on another machine and is out of sight."""
+    where: str = ""
+    """The machine on which it ran, if that is another one."""
 
     def how(self) -> str:
         """How it ended and where: "killed by SIGKILL (...) in phase loading after 3.2 s (pid 123)"."""
-        if self.stuck:
+        if self.lost:
+            end = f"it is lost: {self.lost}"
+        elif self.stuck:
             end = f"it was stuck: {self.stuck}; so it was killed"
         elif self.status == 0:
             end = "it left with exit code 0 although nobody had asked it to"
@@ -43,7 +49,10 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
             end = f"it was {describe_exit(self.status)}"
         else:
             end = f"it ended with {describe_exit(self.status)}"
-        return f"{end} in phase {self.phase!r} after {self.seconds:.1f} s (pid {self.pid})"
+        return f"{end} in phase {self.phase!r} after {self.seconds:.1f} s ({self._which()})"
+
+    def _which(self) -> str:
+        return f"pid {self.pid} on {self.where}" if self.where else f"pid {self.pid}"
 
     def details(self) -> str:
         """The failure that it reported, if any, and the last lines of its log; a wrong setting says all by itself."""
@@ -77,7 +86,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
             rank=rank,
             generation=generation,
             phase=self.phase,
-            pid=self.pid,
+            pid=None if self.lost else self.pid,  # nobody knows how it ended, so it is no process's own doing
             exit_status=self.status,
             log_tail=self.log_tail,
             restarting=decision is not None and decision.restart,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from muro.config import ConnectConfig, CurveKeys, EngineConfig, engine_environment
+from muro.config import ConnectConfig, CurveKeys, EngineConfig, engine_environment, ray_environment
 from muro.errors import ConfigError
 from muro.ids import EngineRank, Generation
 from muro.wire.handshake import Addresses, Expected, Features, Init
@@ -22,7 +22,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to every engine's HELLO."""
     handshake_address: str
     local: dict[EngineRank, EngineConfig]
-    """Engines to spawn here."""
+    """Engines that are started by us: spawned here, or placed elsewhere."""
     expected: dict[EngineRank, Expected]
     """All engines that must join, and what each must say of itself."""
     startup_timeout: float
@@ -62,21 +62,28 @@ def plan_launch(
     """Who is started and who is expected.
 
     Args:
-        config: the first `num_local_engines` ranks are spawned here, the others dial in.
+        config: the first `num_local_engines` ranks are started by us (here, or all of them by Ray), the others dial in.
         addresses: the bound addresses of all front-ends' input and output sockets.
         handshake_address: where the handshake socket listens.
         features: what this front-end offers beyond the common protocol.
         keys: with which the engines that are spawned here dial.
     """
     num_local = config.num_engines if config.num_local_engines is None else config.num_local_engines
+    here = config.ray is None
     local = {
         EngineRank(rank): msgspec.structs.replace(
-            config.engine, rank=rank, handshake_address=handshake_address, local=True, headless=False, curve=keys
+            config.engine,
+            rank=rank,
+            handshake_address=handshake_address,
+            local=here,
+            headless=False,
+            curve=keys,
+            insecure_tcp=config.insecure_tcp,
         )
         for rank in range(num_local)
     }
     expected = {
-        EngineRank(rank): Expected(local=True, headless=False) if rank < num_local else Expected(local=False)
+        EngineRank(rank): Expected(local=here, headless=False) if rank < num_local else Expected(local=False)
         for rank in range(config.num_engines)
     }
     return LaunchPlan(
@@ -85,7 +92,9 @@ def plan_launch(
         local=local,
         expected=expected,
         startup_timeout=config.startup_timeout,
-        env=engine_environment(config.env, num_local),
+        env=engine_environment(config.env, num_local)
+        if config.ray is None
+        else ray_environment(config.env, config.ray),
     )
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from muro.errors import ConfigError
 from muro.transport.context import context
-from muro.transport.keys import PEERS, own_pair, peer_keys
+from muro.transport.keys import PEERS, new_pair, own_pair, peer_keys
 from muro.transport.sockets import Guard
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ _porter: _Porter | None = None
 
 
 class Gate:
-    """Lets in who is on the list of a key directory (see `transport.keys`).
+    """Lets in who is on the list of a key directory (see `transport.keys`), and whom it is told to `admit`.
 
     Args:
-        directory: the keys.
+        directory: the keys; None: nobody is on a list, and the own pair is made anew.
         secret_fd: where the own pair comes from, if not from the directory.
     """
 
-    def __init__(self, directory: str, secret_fd: int | None = None) -> None:
+    def __init__(self, directory: str | None, secret_fd: int | None = None) -> None:
         self._directory = directory
         self._secret_fd = secret_fd
         self._domain = f"muro-{os.urandom(6).hex()}"
@@ -64,7 +64,10 @@ class Gate:
 
     def open(self) -> Gate:
         """Read the keys and begin to answer. Raises ConfigError."""
-        self.public_key, secret = own_pair(self._directory, self._secret_fd)
+        if self._directory is None:
+            self.public_key, secret = new_pair()
+        else:
+            self.public_key, secret = own_pair(self._directory, self._secret_fd)
         self._look()
         self.guard = Guard(secret, self._domain)
         _register(self._domain, self)
@@ -86,8 +89,8 @@ class Gate:
             return True
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # 1, 2, 4, 8 ...: a flood stays readable
-            where = f"{self._directory}/{PEERS}"
-            log.warning("refused %d peers that are not in %s; the last one's key: %s", self.refused, where, text)
+            where = "our own engines" if self._directory is None else f"in {self._directory}/{PEERS}"
+            log.warning("refused %d peers that are not %s; the last one's key: %s", self.refused, where, text)
         return False
 
     def close(self) -> None:
@@ -98,6 +101,8 @@ class Gate:
 
     def _look(self) -> None:
         """Read the list again if its directory has changed."""
+        if self._directory is None:
+            return
         changed = -1
         with contextlib.suppress(OSError):
             changed = os.stat(os.path.join(self._directory, PEERS)).st_mtime_ns
