@@ -13,6 +13,8 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
+from tests.support.programs import children
+
 RANK = {"CPU": 0.5, "rank": 1}
 """What each rank asks for: a node has room for one."""
 
@@ -35,7 +37,10 @@ def two_nodes() -> Iterator[tuple[Cluster, Any]]:
 
 
 def kill_node(cluster: Cluster, node: Any) -> None:
-    """End its raylet by SIGKILL, with all that runs there, as a machine that loses its power."""
+    """End everything that runs there at once, as a machine does that loses its power; engines die with their hosts."""
+    (raylet,) = node.all_processes["raylet"]
+    for pid in (raylet.process.pid, *children(raylet.process.pid)):
+        kill(pid)
     cluster.remove_node(node, allow_graceful=False)
 
 

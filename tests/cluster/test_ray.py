@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ def facts_of(story: str) -> dict[str, Any]:
         timeout=280,
         check=False,
     )
+    shutil.rmtree(Path(tempfile.gettempdir(), "ray"), ignore_errors=True)  # its logs
     assert done.returncode == 0, done.stderr[-6000:]
     left = [path for path in set(Path("/dev/shm").iterdir()) - before if path.name.startswith(("plasma", "ray"))]
     assert not left

@@ -40,7 +40,7 @@ STEP = 0.25
 SILENT_STEPS = 60
 """So many looks without any answer to a question, and the rank is out of sight."""
 AWAY_STEPS = 8
-"""So many answers that the host cannot be reached, a step apart, and the rank is out of sight."""
+"""The same from the moment on when the host could not be reached."""
 KILL_PATIENCE = 2.0
 _CLOSE_TIMEOUT = 5.0
 _STACK_STEPS = 8
@@ -206,14 +206,20 @@ class RankHandle:
         return status
 
     def _next_report(self) -> Report:
-        why = ""
-        for _ in range(AWAY_STEPS):
-            try:
-                return msgspec.msgpack.decode(self._ask("report", steps=SILENT_STEPS), type=Report)
-            except AwayError as error:
-                why = str(error)
-                self._check_wanted()
-                self._ended.wait(STEP)
+        """The next report; a host that could not be reached gets a little longer to be there again."""
+        try:
+            answer = self._ask("report", steps=SILENT_STEPS)
+        except AwayError as first:
+            answer = self._ask_again(str(first))
+        return msgspec.msgpack.decode(answer, type=Report)
+
+    def _ask_again(self, why: str) -> bytes:
+        until = self._clock() + AWAY_STEPS * STEP
+        while self._clock() < until:
+            self._check_wanted()
+            self._ended.wait(STEP)
+            with contextlib.suppress(AwayError):
+                return self._ask("report", steps=AWAY_STEPS)
         raise EngineDeadError(f"its host on {self._place.where} cannot be reached any more: {why}")
 
     def _hear(self, report: Report) -> int | None:
