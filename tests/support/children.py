@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import logging
 import os
 import queue
 import signal
@@ -117,6 +118,11 @@ def write_holding_lock(context: ChildContext) -> int:
 def print_lines(context: ChildContext) -> int:
     for number in range(int(context.payload["lines"])):
         print(f"line {number} of a chatty engine, long enough to fill the ring before long")
+    return 0
+
+
+def log_and_end(context: ChildContext) -> int:
+    logging.getLogger("tests.far").warning("from afar")
     return 0
 
 

@@ -2,7 +2,7 @@ import json
 
 import msgspec
 
-from muro.config import ConnectConfig, EngineConfig
+from muro.config import ConnectConfig, EngineConfig, RayConfig
 from muro.ids import EngineRank
 from muro.launch.plan import LaunchPlan, plan_launch
 from muro.wire.handshake import Addresses, Expected, Features
@@ -35,6 +35,14 @@ def test_the_others_dial_in() -> None:
     assert made.expected == {FIRST: Expected(local=True, headless=False), SECOND: Expected(local=False)}
     assert made.name(FIRST) == "engine 0 (echo)"
     assert made.name(SECOND) == "engine 1 (started elsewhere)"
+
+
+def test_engines_on_ray_are_ours_and_not_here() -> None:
+    made = plan(ConnectConfig(num_engines=2, ray=RayConfig(resources={"CPU": 2.5}), insecure_tcp=True, env={"A": "b"}))
+    assert list(made.local) == [0, 1] and made.name(SECOND) == "engine 1 (echo)"
+    assert made.expected[SECOND] == Expected(local=False, headless=False)
+    assert not made.local[SECOND].local and made.local[SECOND].insecure_tcp
+    assert (made.env["A"], made.env["MURO_CPUS"]) == ("b", "3")
 
 
 def test_no_local_engine() -> None:

@@ -165,3 +165,15 @@ def test_when_nobody_answers_for_a_gate_it_is_shut(machines: Machines, kept: Exi
     gate.close()
     dialled(bound_address(bound), machines.dial, kept)
     assert heard(bound, 300) is None
+
+
+def test_a_gate_without_a_directory_lets_in_whom_it_admits_alone() -> None:
+    gate = Gate(None).open()
+    try:
+        admitted, _ = new_pair()
+        stranger, _ = new_pair()
+        gate.admit(admitted)
+        assert gate.callback("", admitted.encode()) and not gate.callback("", stranger.encode())
+        assert gate.refused == 1 and gate.guard is not None and len(gate.public_key) == 40
+    finally:
+        gate.close()
