@@ -38,7 +38,6 @@ def test_it_serves_and_one_signal_ends_it_all(server: Server) -> None:
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8
         engines = http.get("/health").json()["engines"]
         assert [engine["state"] for engine in engines] == ["serving", "serving"]
-    assert server.metric("muro_engine_up") == 2
     commands = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(server.process.pid))
     assert "raylet" in commands and "run_engine_core" in commands and "secret" not in commands
     server.signal(signal.SIGTERM)

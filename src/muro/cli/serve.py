@@ -187,6 +187,8 @@ def _check_dialling(options: ServeOptions) -> None:
         raise ConfigError("--curve-dir and --insecure-tcp exclude each other")
     if options.curve_secret_fd is not None and options.curve_dir is None:
         raise ConfigError("--curve-secret-fd gives the secret key alone; --curve-dir says where the front-end's is")
+    if options.data_parallel_backend == "ray":
+        raise ConfigError("--headless runs one engine here; --data-parallel-backend ray is for the front-end")
     layout_for(options.peer_release)
     if options.max_model_len is not None and (options.engine or MODEL_ENGINE) != MODEL_ENGINE:
         raise ConfigError(

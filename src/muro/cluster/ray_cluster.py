@@ -7,7 +7,9 @@ Ray never restarts an actor: that is the supervisor's.
 Invariants:
 - A process is connected to Ray once, for all its clients; whoever was first to need it has made the connection, and the
   last one ends it, unless the program had connected itself before.
-- Ray is initialised in a thread of its own: in the main thread it would take over SIGTERM.
+- That happens in a thread of its own ("muro-ray"), which lives as long as the connection: what Ray starts for us ends
+  with the thread that started it (PR_SET_PDEATHSIG).
+- Signals stay ours: Ray would take over SIGTERM, in Python and natively.
 - Nothing is asked of Ray once the connection has ended: Ray would start a cluster to answer.
 - Orders, which hold keys, are arguments of a call from this process to the actor: they stand on no command line, in no
   log and in no table of the cluster. They are as secret as Ray's own connections (RAY_USE_TLS).
@@ -26,6 +28,7 @@ from muro.cluster.handle import RankHandle
 from muro.cluster.host import RankHost
 from muro.cluster.place import AwayError
 from muro.cluster.report import Order
+from muro.cluster.signals import signals_untouched
 from muro.config import RayConfig, decline_ray_statistics
 from muro.errors import ConfigError, EngineDeadError, MissingExtraError, StartupError
 from muro.ids import EngineRank
@@ -35,10 +38,11 @@ from muro.observe.log import Thresholds
 _CALLS_AT_ONCE = 4
 """A report, a stack dump, a request to stop, a kill."""
 _FIRST_LINES = 400
+_SHUTDOWN_TIMEOUT = 20.0
 
 _lock = threading.RLock()
 _users = 0
-_ours = False
+_connection: _Connection | None = None
 
 
 class RayCluster:
@@ -59,15 +63,15 @@ class RayCluster:
 
         Raises MissingExtraError, StartupError, ConfigError.
         """
-        global _users  # noqa: PLW0603 - a process has one connection to Ray
+        global _users, _connection  # noqa: PLW0603 - a process has one connection to Ray
         try:
             import ray
             import ray.util
         except ModuleNotFoundError as error:
             raise MissingExtraError(f"ranks on Ray (no module {error.name!r})", "ray") from None
         with _lock:
-            if not _users:
-                _connect(ray)
+            if _connection is None:
+                _connection = _Connection(ray).open()
             _users += 1
         self._open = True
         self.address = ray.util.get_node_ip_address()
@@ -87,13 +91,14 @@ class RayCluster:
         return RankHandle(order, RayPlace(self._config.resources)).open()
 
     def close(self) -> None:
-        global _users  # noqa: PLW0603
+        global _users, _connection  # noqa: PLW0603
         with _lock:
             if self._open:
                 self._open = False
                 _users -= 1
-                if not _users:
-                    _disconnect()
+                if not _users and _connection is not None:
+                    _connection.close()
+                    _connection = None
 
 
 class RayPlace:
@@ -175,41 +180,54 @@ def _asking() -> Iterator[Any]:
         raise EngineDeadError(f"Ray refused: {type(error).__name__}: {_first_line(error)}") from None
 
 
-def _connect(ray: Any) -> None:
-    global _ours  # noqa: PLW0603
-    _ours = not ray.is_initialized()
-    if _ours:
-        decline_ray_statistics()
-        failure: list[Exception] = []
+class _Connection:
+    """This process's connection to Ray, made and ended in a thread of its own."""
 
-        def connect() -> None:
-            try:
-                ray.init(log_to_driver=False, logging_level=logging.ERROR)
-            except Exception as error:
-                failure.append(error)
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._tried = threading.Event()
+        self._done = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._hold, name="muro-ray", daemon=True)
 
-        thread = threading.Thread(target=connect, name="muro-ray", daemon=True)
-        thread.start()
-        thread.join()
-        if failure:
+    def open(self) -> _Connection:
+        """Raises StartupError, ConfigError."""
+        if not self._ray.is_initialized():
+            decline_ray_statistics()
+            self._thread.start()
+            self._tried.wait()
+        if (failure := self._failure) is not None:
             raise StartupError(
-                f"no connection to a Ray cluster: {type(failure[0]).__name__}: {failure[0]}; RAY_ADDRESS says which "
-                "one, and this machine must be one of its nodes (`ray start`)",
+                f"no connection to a Ray cluster: {type(failure).__name__}: {failure}; RAY_ADDRESS says which one, and "
+                "this machine must be one of its nodes (`ray start`)",
                 phase="spawn",
-            ) from failure[0]
-    if ray.util.client.ray.is_connected():
-        _disconnect()
-        raise ConfigError(
-            "this process talks to its cluster through Ray Client (ray://), so the ranks could not dial it; run muro "
-            "on a node of the cluster"
-        )
+            ) from failure
+        if self._ray.util.client.ray.is_connected():
+            self.close()
+            raise ConfigError(
+                "this process talks to its cluster through Ray Client (ray://), so the ranks could not dial it; run "
+                "muro on a node of the cluster"
+            )
+        return self
 
+    def close(self) -> None:
+        """End it, unless the program had made it itself."""
+        self._done.set()
+        if self._thread.ident is not None:
+            self._thread.join(_SHUTDOWN_TIMEOUT)
 
-def _disconnect() -> None:
-    import ray
-
-    if _ours and ray.is_initialized():
-        ray.shutdown()
+    def _hold(self) -> None:
+        try:
+            with signals_untouched():
+                self._ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            self._failure = error
+            return
+        finally:
+            self._tried.set()
+        self._done.wait()
+        if self._ray.is_initialized():
+            self._ray.shutdown()
 
 
 def _options(resources: dict[str, float]) -> dict[str, Any]:
