@@ -15,10 +15,11 @@ BIN := $(VENV)/bin
 SERVE := $(VENV)/.installed-serve
 TEST := $(VENV)/.installed-test
 FUZZ := $(VENV)/.installed-fuzz
-# Real foreign peers and the long runs have targets of their own.
-SUITE := tests --ignore=tests/interop --ignore=tests/chaos
+CLUSTER := $(VENV)/.installed-cluster
+# Real foreign peers, clusters and the long runs have targets of their own.
+SUITE := tests --ignore=tests/interop --ignore=tests/chaos --ignore=tests/cluster
 
-.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz chaos soak structured interop smoke-interop interop-vllm same-tokens-vllm walls-vllm clean
+.PHONY: help setup serve test check fmt lint type imports fragment bench cases fuzz chaos soak structured interop smoke-interop interop-vllm same-tokens-vllm walls-vllm ray kubernetes clean
 
 help:
 	@echo "make serve          serve the demo model on http://$(HOST):$(PORT)   (MODEL= HOST= PORT= ARGS=)"
@@ -38,6 +39,8 @@ help:
 	@echo "make interop-vllm   vLLM 0.25.1 in Python, both directions, and its engine behind our wall (6 GB)"
 	@echo "make same-tokens-vllm  whether vLLM's engine answers the same behind our wall as under its own"
 	@echo "make walls-vllm     what our wall costs beside vLLM's own          (ARGS=--quick)"
+	@echo "make ray            ranks on a Ray cluster of two nodes on this machine; nodes, hosts and engines die"
+	@echo "make kubernetes     the example manifest by Kubernetes' schemas, and its commands"
 	@echo "make clean          remove caches and build products; $(VENV) stays"
 
 setup: $(TEST)
@@ -104,6 +107,12 @@ smoke-interop: $(TEST)
 	@$(BIN)/python -m tests.interop.fetch
 	@$(BIN)/pytest tests/interop --ignore=tests/interop/vllm -m smoke $(ARGS)
 
+ray: $(CLUSTER)
+	@$(BIN)/pytest tests/cluster -k ray $(ARGS)
+
+kubernetes: $(CLUSTER)
+	@$(BIN)/pytest tests/cluster -k kubernetes $(ARGS)
+
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .bench .fuzz
 	find src tests scripts fuzz -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -128,4 +137,8 @@ $(TEST): pyproject.toml | $(BIN)/pip
 
 $(FUZZ): pyproject.toml | $(TEST)
 	@$(BIN)/python scripts/install.py fuzz || echo "Going on without atheris"
+	@touch $@
+
+$(CLUSTER): pyproject.toml | $(TEST)
+	@$(BIN)/python scripts/install.py test,ray,kubernetes
 	@touch $@
