@@ -252,9 +252,14 @@ def ray_environment(additional: Mapping[str, str], ray: RayConfig) -> dict[str, 
     return {"MURO_CPUS": cpus, "OMP_NUM_THREADS": cpus, "RAYON_NUM_THREADS": cpus} | dict(additional)
 
 
-def decline_ray_statistics() -> None:
-    """A cluster that Ray starts for us reports its use to Ray's makers, unless RAY_USAGE_STATS_ENABLED says 0."""
+def prepare_ray() -> None:
+    """Settings that Ray takes from the environment alone; what is set already stays. Call it before Ray is imported.
+
+    A cluster that Ray starts for us reports its use to Ray's makers, unless told not to. And Ray ends a process that
+    has not reached the head of its cluster for 60 s: a front-end shall outlive that, as all that is behind it.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(10**8))
 
 
 def engine_cpus(environ: Mapping[str, str] | None = None) -> int:

@@ -44,6 +44,14 @@ def kill_node(cluster: Cluster, node: Any) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
+def agents_of(cluster: Cluster) -> list[int]:
+    """Ray's helper processes on all nodes."""
+    nodes = [cluster.head_node, *cluster.worker_nodes]
+    return [
+        pid for node in nodes for (raylet,) in [node.all_processes["raylet"]] for pid in children(raylet.process.pid)
+    ]
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs, and is no zombie."""
     with contextlib.suppress(OSError):

@@ -65,3 +65,13 @@ def test_deaths_hangs_and_logs() -> None:
     assert (
         "StartupError" in facts["too much"] and "waiting for a place with GPU 8 (the cluster has " in facts["too much"]
     )
+
+
+def test_engines_end_with_their_front_end_and_a_front_end_does_not_end_with_the_cluster() -> None:
+    """Ray ends a process whose cluster has been gone for 60 s, unless it is told otherwise."""
+    facts = facts_of("ends")
+    assert facts["engines ended"] < 10
+    assert facts["meanwhile"] == [7, 8, 9], "engines need no cluster to go on"
+    assert all("is lost: " in error for error in facts["errors"])
+    assert (facts["closed"], facts["code"], facts["left"]) == ("closed", 0, [])
+    assert facts["closing took"] < 25

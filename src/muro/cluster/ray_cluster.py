@@ -29,7 +29,7 @@ from muro.cluster.host import RankHost
 from muro.cluster.place import AwayError
 from muro.cluster.report import Order
 from muro.cluster.signals import signals_untouched
-from muro.config import RayConfig, decline_ray_statistics
+from muro.config import RayConfig, prepare_ray
 from muro.errors import ConfigError, EngineDeadError, MissingExtraError, StartupError
 from muro.ids import EngineRank
 from muro.launch.plan import LaunchPlan
@@ -64,6 +64,7 @@ class RayCluster:
         Raises MissingExtraError, StartupError, ConfigError.
         """
         global _users, _connection  # noqa: PLW0603 - a process has one connection to Ray
+        prepare_ray()
         try:
             import ray
             import ray.util
@@ -193,7 +194,6 @@ class _Connection:
     def open(self) -> _Connection:
         """Raises StartupError, ConfigError."""
         if not self._ray.is_initialized():
-            decline_ray_statistics()
             self._thread.start()
             self._tried.wait()
         if (failure := self._failure) is not None:

@@ -68,3 +68,11 @@ def test_another_reason_replaces_the_ending() -> None:
     assert "did not start: no progress for 5 s. Last lines" in str(
         death(status=None).startup_error(0, "no progress for 5 s")
     )
+
+
+def test_what_is_out_of_sight_is_nobodys_doing() -> None:
+    lost = death(status=None, lost="its node has died", where="10.0.0.2")
+    assert lost.how() == "it is lost: its node has died in phase 'loading' after 3.2 s (pid 123 on 10.0.0.2)"
+    error = lost.dead_error(0, 1)
+    assert (error.pid, error.exit_status) == (None, None)
+    assert death(where="10.0.0.2").how().endswith("(pid 123 on 10.0.0.2)")
