@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 STEP = 0.25
 """Seconds of one look whether there is an answer, or somebody wants something else."""
-SILENT_STEPS = 60
+SILENT_STEPS = 24
 """So many looks without any answer to a question, and the rank is out of sight."""
 AWAY_STEPS = 8
 """The same from the moment on when the host could not be reached."""
