@@ -51,8 +51,10 @@ async def run(cluster: Any, second: Any) -> dict[str, Any]:
         await until_async(lambda: sum(begun) == STREAMS, within=20)
         killed = time.monotonic()
         await asyncio.to_thread(kill_node, cluster, second)
+        await until_async(lambda: not all(map(alive, pids)), within=40)  # its raylet may be survived for a while
+        ended = time.monotonic()
         await until_async(lambda: any(s.state == "restarting" for s in llm.engines()), within=40)
-        noticed = time.monotonic() - killed
+        noticed = time.monotonic() - ended
         (dead,) = [status for status in llm.engines() if status.state == "restarting"]
         await until_async(lambda: "waiting for a place" in llm.engines()[dead.rank].progress.phase, within=40)
         await asyncio.to_thread(add_node, cluster)
