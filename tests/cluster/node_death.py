@@ -66,6 +66,7 @@ async def run(cluster: Any, second: Any) -> dict[str, Any]:
         now = [status.pid or 0 for status in llm.engines()]
         facts = {"same": same, "again": again, "generations": sorted(both), "error": dead.error}
         facts |= {
+            "ended": ended - killed,
             "noticed": noticed,
             "back": back,
             "replayed": llm.metrics.replayed,
