@@ -67,10 +67,10 @@ class AsyncMPClient:
         self._listen()
         return self
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
+    def add_request(self, request: EngineCoreRequest) -> EngineRank:
+        """See `EngineCoreClient.add_request`."""
         self._check_here()
-        self._submit(request, None)
+        return self._submit(request, None).engine.rank
 
     async def get_outputs(self, timeout: float | None = None) -> OutputBatch:  # noqa: ASYNC109 twin of the other client
         """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""

@@ -23,4 +23,4 @@ def hear(event: Event, session: Session, way: Way) -> None:
             session.succeeded(event.rank, event.generation, event.ready)
             way.adopt(event)
         case EngineGivenUp():
-            session.end(event.error)
+            session.given_up(event.rank, event.error)
