@@ -40,11 +40,11 @@ class Replace(Protocol):
 
 
 class Attempt:
-    """Ends a dead child for good, then starts its successor.
+    """Ends a dead child for good, if there is one, then starts its successor.
 
     Args:
         replace: does the work.
-        previous: the dead child; whatever it has left behind is ended, and its handle closed.
+        previous: the dead child, None for a new rank; whatever it has left behind is ended, and its handle closed.
         on_done: called in the attempt's thread when there is an outcome.
     """
 
@@ -53,7 +53,7 @@ class Attempt:
         replace: Replace,
         rank: EngineRank,
         generation: Generation,
-        previous: Child,
+        previous: Child | None,
         on_done: Callable[[], None],
         on_progress: OnProgress,
     ) -> None:
@@ -103,7 +103,8 @@ class Attempt:
     def _run(self) -> None:
         outcome: Replacement | Exception
         try:
-            self._previous.close()
+            if self._previous is not None:
+                self._previous.close()
             outcome = self._replace(self._rank, self.generation, on_progress=self._progressed, cancel=self._cancel)
         except Exception as error:
             outcome = error

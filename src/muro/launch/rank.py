@@ -11,6 +11,8 @@ from muro.launch.restart import RankState, Restarts
 from muro.launch.spawn import Child
 from muro.wire.progress import Progress
 
+FIRST = Generation(0)
+
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine of one rank is."""
@@ -28,10 +30,12 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Rank:
     """The engine of one rank: the child that runs or ran last, and what becomes of it."""
 
-    def __init__(self, rank: EngineRank, child: Child, policy: RestartPolicy, now: float) -> None:
+    def __init__(
+        self, rank: EngineRank, child: Child, policy: RestartPolicy, now: float, generation: Generation = FIRST
+    ) -> None:
         self.rank = rank
         self.child = child
-        self.restarts = Restarts(policy)
+        self.restarts = Restarts(policy, generation)
         self.attempt: Attempt | None = None
         self.ready_since = now
         self.died_at = now
@@ -50,6 +54,19 @@ class Rank:
         """Whether its engine serves, as far as was found out."""
         return self.restarts.state is RankState.RUNNING
 
+    @property
+    def leaving(self) -> bool:
+        """Whether it was let go."""
+        return self.restarts.state is RankState.LEAVING
+
+    def let_go(self, kill_at: float) -> None:
+        """Ask the child to end, by `kill_at`, and give up what is being started."""
+        self.restarts.let_go()
+        self.kill_at = kill_at
+        self.child.terminate()
+        if self.attempt is not None:
+            self.attempt.cancel()
+
     def status(self, now: float) -> RankStatus:
         """How it is."""
         attempt, state = self.attempt, self.restarts.state
@@ -64,6 +81,10 @@ class Rank:
             progress=progress,
             uptime=max(0.0, now - self.ready_since) if state is RankState.RUNNING else None,
         )
+
+    def born_too_late(self, child: Child, now: float) -> None:
+        """A successor is ready that nobody wants any more; it is killed at once."""
+        self.child, self.ended, self.kill_at = child, False, now
 
     def replaced_by(self, child: Child, now: float) -> None:
         """A successor is ready."""

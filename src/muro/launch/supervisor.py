@@ -1,4 +1,4 @@
-"""Watch the engines that were started here, tell what happens to them, start their successors.
+"""Watch the engines that were started here, tell what happens to them, start their successors, and more of them.
 
 One thread ("muro-supervisor") waits for the ends of children, ticks, and calls the listeners. Invariants:
 
@@ -8,6 +8,7 @@ One thread ("muro-supervisor") waits for the ends of children, ticks, and calls 
   that calls `look`. A listener only takes note and wakes somebody; it must not take a lock that is held around calls
   of a supervisor. After `stop` nothing is told.
 - The supervisor owns the children. A successor is started only when its predecessor has ended.
+- Whoever has left is buried by the supervisor's own thread, without the lock: what it left behind may take its time.
 - `stop` may be called from any thread, by a finalizer even in the supervisor's own; it is bounded.
 - In a forked process a supervisor does nothing: the children are the parent's.
 """
@@ -29,6 +30,7 @@ from muro.launch import shutdown
 from muro.launch.attempt import Attempt, Replace, Replacement
 from muro.launch.death import unborn_error
 from muro.launch.events import (
+    EngineAdded,
     EngineDied,
     EngineGivenUp,
     EngineProgress,
@@ -41,6 +43,7 @@ from muro.launch.rank import Rank, RankStatus
 from muro.launch.restart import Decision, RankState
 from muro.launch.spawn import Child
 from muro.launch.startup import StartupProgress
+from muro.launch.turnover import Turnover
 from muro.launch.watchdog import OwnTime, Verdict
 from muro.transport.pump import Pump
 from muro.transport.wakeup import Wakeup
@@ -87,6 +90,8 @@ class Supervisor:
         self._clock = clock
         now = clock()
         self._ranks = {rank: Rank(rank, child, self._policy, now) for rank, child in children.items()}
+        """By rank; replaced when one comes or goes, never changed."""
+        self._turnover = Turnover(replace, self._wake, self.publish)
         self._listeners: tuple[Listener, ...] = ()
         self._lock = threading.RLock()
         self._wakeup = Wakeup()
@@ -124,6 +129,10 @@ class Supervisor:
             now = self._clock()
             for one in self._ranks.values():
                 self._look_at(one, now)
+            for rank, generation, born in self._turnover.settle():
+                self._ranks = {**self._ranks, rank: Rank(rank, born.child, self._policy, now, generation)}
+                self.publish(EngineAdded(rank, generation, born.ready, born.child.pid))
+                self._wake()
             if self._name_by is not None and now >= self._name_by:
                 self._name_by = None
                 self.publish(nameless_death())
@@ -144,9 +153,11 @@ class Supervisor:
         with self._lock:
             self.look()
             for one in self._ranks.values():
-                if one.unannounced:
+                if one.unannounced or (one.leaving and one.child.failure() is not None):
                     one.unannounced = False
                     return
+            if self._turnover.announced():
+                return
             if not self._ranks:
                 self.publish(nameless_death())
             elif self._name_by is None:
@@ -173,6 +184,25 @@ class Supervisor:
             self.publish(EngineDied(rank, Generation(0), error))
             self.publish(EngineGivenUp(rank, error))
 
+    def grow(self, rank: EngineRank) -> None:
+        """Start an engine of a rank that is not there; EngineAdded or EngineUnborn tells what has become of it.
+
+        Raises StartupError.
+        """
+        with self._lock:
+            self._turnover.begin(rank)
+
+    def stop_growing(self, rank: EngineRank) -> None:
+        """Give up what `grow` has begun, if it is not done yet."""
+        with self._lock:
+            self._turnover.cancel(rank)
+
+    def let_go(self, rank: EngineRank, timeout: float) -> None:
+        """End the engine of a rank for good, `timeout` seconds after SIGTERM. EngineLeft tells that it is gone."""
+        with self._lock:
+            self._ranks[rank].let_go(self._clock() + timeout)
+            self._wake()
+
     def stop(self, timeout: float) -> None:
         """End all children, and whatever is being started; they get `timeout` seconds together after SIGTERM."""
         if os.getpid() != self._owner:
@@ -180,13 +210,14 @@ class Supervisor:
         with self._lock:
             self._stopped = True
             attempts = [one.attempt for one in self._ranks.values() if one.attempt is not None]
+            attempts += self._turnover.take_all()
             for attempt in attempts:
                 attempt.cancel()
             self._wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_TIMEOUT)
         started = [attempt.abandon(_JOIN_TIMEOUT) for attempt in attempts]
-        children = [one.child for one in self._ranks.values()]
+        children = [one.child for one in self._ranks.values()] + self._turnover.departed
         shutdown.stop([*children, *(child for child in started if child is not None)], timeout)
         with self._lock:
             self._wakeup.close()
@@ -203,6 +234,7 @@ class Supervisor:
                 pump.poll(int(max(0.0, min(self._due(), tick_at) - self._clock()) * 1000) + 1)
                 self._wakeup.clear()
                 self.look()
+                self._turnover.bury()
                 if (now := self._clock()) >= tick_at:
                     tick_at = now + TICK
                     self._judge(own.tick(now))
@@ -245,6 +277,9 @@ class Supervisor:
             self._settle(one, one.attempt, now)
         if one.ended and (generation := one.restarts.start(now)) is not None:
             self._begin(one, generation, now)
+        if one.ended and one.leaving and one.attempt is None:
+            self._ranks = {rank: other for rank, other in self._ranks.items() if other is not one}
+            self._turnover.departs(one.rank, one.restarts.generation, one.child)
 
     def _bury(self, one: Rank, now: float) -> None:
         """The engine of a rank has ended, or is about to; decide what follows."""
@@ -297,7 +332,10 @@ class Supervisor:
             return
         one.attempt = None
         one.start_took = now - one.started_at
-        if isinstance(outcome, Replacement):
+        if one.leaving:
+            if isinstance(outcome, Replacement):
+                one.born_too_late(outcome.child, now)
+        elif isinstance(outcome, Replacement):
             one.replaced_by(outcome.child, now)
             away = now - one.died_at
             log.warning("%s serves again after %.1f s: generation %d", one.child.name, away, attempt.generation)
