@@ -23,7 +23,8 @@ from typing import Any, TypeVar, cast
 from muro.clients.aio_stream import AsyncStream, Feed
 from muro.clients.arguments import check_timeout
 from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
-from muro.clients.hearing import hear
+from muro.clients.coordination import Coordination
+from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
 from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
@@ -63,6 +64,8 @@ class AsyncMPClient:
     def start(self) -> AsyncMPClient:
         """Begin to read. Called once, by the factory, in the client's loop."""
         self._reader.watch(self._link.outputs, weakly(self._on_frames))
+        if self._link.coordination is not None:
+            self._reader.watch(self._link.coordination.ear, weakly(self._on_publication, self._link.coordination))
         self._link.open(_waker(self._loop, weakly(self._on_events)))
         self._listen()
         return self
@@ -286,6 +289,10 @@ class AsyncMPClient:
             self._session.receive(message)
         if self._batch_readers:
             self._wake_batch_readers(1)
+
+    def _on_publication(self, coordination: Coordination, frames: list[Frame]) -> None:
+        if (news := coordination.hear(frames)) is not None:
+            hear_coordinator(news, self._session, self._link)
 
     def _listen(self) -> None:
         """Judge engines that are silent, as long as there is one to judge."""

@@ -1,4 +1,4 @@
-"""What an event of the engines means to a client: to its session, and to the way to them."""
+"""What an event of the engines, or the coordinator's news, mean to a client: to its session, and to the way to them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Protocol
 
 from muro.clients.session import Session
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
+from muro.wire.coordination import Publication
 
 
 class Way(Protocol):
     """Where messages go; see `link.Link`."""
 
     def adopt(self, event: EngineReplaced) -> None: ...
+
+    def heard(self, news: Publication) -> None: ...
 
 
 def hear(event: Event, session: Session, way: Way) -> None:
@@ -24,3 +27,9 @@ def hear(event: Event, session: Session, way: Way) -> None:
             way.adopt(event)
         case EngineGivenUp():
             session.given_up(event.rank, event.error)
+
+
+def hear_coordinator(news: Publication, session: Session, way: Way) -> None:
+    """Take in what the coordinator has published, under the client's lock or in its loop."""
+    way.heard(news)
+    session.wave = news.wave

@@ -35,6 +35,7 @@ from muro.launch.events import Event as EngineEvent
 from muro.launch.rank import RankStatus
 from muro.wire.codec import OutputDecoder, OutputEncoder, RequestDecoder
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
+from muro.wire.coordination import Publication
 from muro.wire.failure import call_failure_text
 from muro.wire.output import EngineCoreOutputs, UtilityOutput
 
@@ -161,6 +162,9 @@ class LocalEngine:
 
     def adopt(self, event: EngineReplaced) -> None:
         """Nothing: it is not replaced."""
+
+    def heard(self, news: Publication) -> None:
+        """Nothing: there is no coordinator."""
 
     def last_report_age(self, rank: EngineRank) -> float | None:
         """Not noted: the engine is turned by whoever asks."""

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from muro.clients.coordination import Coordination
 from muro.clients.doors import Doors
 from muro.clients.replacing import Replacer
 from muro.clients.session import Message, Session, Unreadable
@@ -34,7 +35,8 @@ from muro.launch.supervisor import Supervisor
 from muro.transport import sockets
 from muro.transport.sockets import Frame, Socket, send_nowait
 from muro.wire.codec import Marker, OutputDecoder
-from muro.wire.frames import identity_of, rank_of
+from muro.wire.coordination import Publication
+from muro.wire.frames import RequestType, identity_of, rank_of
 from muro.wire.output import EngineCoreOutputs
 from muro.wire.releases import Layout
 
@@ -63,6 +65,7 @@ class Link:
         layout: in which layout the engines write their outputs.
         close_timeout: seconds that the children get between SIGTERM and SIGKILL.
         remotes: the engines that were started elsewhere; not yet open.
+        coordination: with the coordinator, if there is one; open.
         clock: seconds, monotonic.
     """
 
@@ -75,6 +78,7 @@ class Link:
         layout: Layout,
         close_timeout: float,
         remotes: Remotes | None = None,
+        coordination: Coordination | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._doors = doors
@@ -86,6 +90,8 @@ class Link:
         self._decoder = OutputDecoder(layout)
         self._close_timeout = close_timeout
         self._remotes = remotes
+        self.coordination = coordination
+        """With the coordinator: its ear is to be polled like `outputs`."""
         self._clock = clock
         self._events: deque[tuple[float, Event]] = deque()
         self._wake: Callable[[], None] = lambda: None
@@ -134,6 +140,8 @@ class Link:
         if self._stopped or not send_nowait(self._inputs.get(message[0], self._doors.inputs), message):
             return False
         self._traffic.message_sent(message[0])
+        if self.coordination is not None and message[1] == RequestType.ADD:
+            self.coordination.request_sent(rank_of(message[0]))
         return True
 
     def decode(self, frames: list[Frame]) -> EngineCoreOutputs | Unreadable | Marker | None:
@@ -218,6 +226,11 @@ class Link:
             if old is not None:
                 sockets.close(old, 0)
 
+    def heard(self, news: Publication) -> None:
+        """The coordinator has published."""
+        if self.coordination is not None:
+            self.coordination.heard(news)
+
     def supervised(self, rank: EngineRank) -> RankStatus | None:
         """How the process of an engine is; None for one that was started elsewhere."""
         return self._supervisor.status(rank)
@@ -245,6 +258,8 @@ class Link:
                 for socket in self._inputs.values():
                     sockets.close(socket, 0)
                 self._replacer.close()
+                if self.coordination is not None:
+                    self.coordination.close()
                 if self._remotes is not None:
                     self._remotes.release()
                 self._doors.close()

@@ -1,4 +1,4 @@
-"""The session: a client's whole knowledge of its engines, requests and calls. Pure: no socket, thread or clock.
+"""The session: a client's whole knowledge of its engines, requests and calls. Pure: no socket, thread, clock or lock.
 
 Calls in, messages out; messages in, outputs to their readers. A shell around it moves the bytes. The rules:
 
@@ -10,8 +10,7 @@ Calls in, messages out; messages in, outputs to their readers. A shell around it
 - A request ends exactly once: with its last output, by the caller's abort, or with the session's error.
 - In batches, outputs get their caller's ids when the batch is taken, not when it comes: an abort in between takes
   effect, and a reused id never shows the news of its predecessor.
-
-Not safe for threads: the shell holds a lock around every method.
+- Not safe for threads: the shell holds a lock around every method.
 """
 
 from __future__ import annotations
@@ -113,6 +112,7 @@ class Session:
         self.error: MuroError | None = None
         self.on_stats: StatsListener | None = None
         self.late_outputs = 0
+        self.wave = 0  # of lockstep engines
         self._client_index = client_index
         self._nonce = nonce
         self._largest = largest
@@ -183,6 +183,7 @@ class Session:
         outgoing.client_index = self._client_index
         outgoing.external_req_id = request.external_req_id or request_id
         outgoing.arrival_time = request.arrival_time or now
+        outgoing.current_wave = request.current_wave or self.wave
         try:
             frames = self._sized(engine.encoder.add(outgoing))
         except LocalProtocolError as error:

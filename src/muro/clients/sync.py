@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 
 from muro.clients.arguments import check_timeout
 from muro.clients.calls import PendingCall
-from muro.clients.hearing import hear
+from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.seat import Seat, Waiter
 from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
@@ -34,6 +34,7 @@ from muro.clients.sync_stream import Feed, SyncStream
 from muro.errors import CallTimeoutError, EngineDeadError, UsageError
 from muro.ids import EngineRank
 from muro.launch.events import EngineReplaced, Event
+from muro.wire.coordination import Publication
 from muro.wire.ops import Op
 from muro.wire.output import EngineCoreOutputs
 from muro.wire.request import EngineCoreRequest
@@ -63,6 +64,8 @@ class Engines(Watched, Protocol):
 
     def adopt(self, event: EngineReplaced) -> None: ...
 
+    def heard(self, news: Publication) -> None: ...
+
     def check_process(self) -> None: ...
 
     def stop(self, timeout: float | None = None) -> None: ...
@@ -77,7 +80,7 @@ class NewsSource(Protocol):
 
     def wait(self, timeout: float | None) -> bool: ...
 
-    def take(self) -> Sequence[EngineCoreOutputs | Unreadable]: ...
+    def take(self) -> Sequence[EngineCoreOutputs | Unreadable | Publication]: ...
 
     def interrupt(self) -> None: ...
 
@@ -331,12 +334,14 @@ class ThreadsClient:
             self._take_in(self._news.take(), now)
         self._session.doom(self._link.dying())
 
-    def _take_in(self, news: Iterable[EngineCoreOutputs | Unreadable], now: float) -> None:
+    def _take_in(self, news: Iterable[EngineCoreOutputs | Unreadable | Publication], now: float) -> None:
         for item in news:
-            if isinstance(item, Unreadable):
+            if isinstance(item, EngineCoreOutputs):
+                self._session.receive(item)
+            elif isinstance(item, Unreadable):
                 self._send_all(self._session.refuse(item))
             else:
-                self._session.receive(item)
+                hear_coordinator(item, self._session, self._link)
         for event in self._link.events(now):
             self._apply(event)
         if self._batch_readers and self._session.has_batches:

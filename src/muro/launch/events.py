@@ -110,3 +110,9 @@ Event = (
     | EngineUnborn
     | EngineLeft
 )
+
+
+def nameless_death() -> EngineGivenUp:
+    """An engine has announced its death, and nobody can say more."""
+    error = EngineDeadError("an engine has announced that it failed and ends; the cause stands in its own log")
+    return EngineGivenUp(None, error)

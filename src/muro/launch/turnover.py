@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from muro.config import RestartPolicy
 from muro.errors import InternalError, StartupError
 from muro.ids import EngineRank, Generation
-from muro.launch.attempt import Attempt, Replace, Replacement
-from muro.launch.events import EngineLeft, EngineProgress, EngineUnborn, Event
+from muro.launch.attempt import Attempt, Replace
+from muro.launch.events import EngineAdded, EngineLeft, EngineProgress, EngineUnborn, Event
+from muro.launch.rank import Group, Rank
 from muro.launch.spawn import Child
 from muro.launch.startup import StartupProgress
-
-Born = tuple[EngineRank, Generation, Replacement]
 
 
 class Turnover:
@@ -24,21 +24,29 @@ class Turnover:
 
     Args:
         replace: starts one; None: it cannot be done here.
+        policy: what follows a death of one that serves.
         wake: called in any thread when there is an outcome.
         publish: takes events.
     """
 
-    def __init__(self, replace: Replace | None, wake: Callable[[], None], publish: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        replace: Replace | None,
+        policy: RestartPolicy,
+        wake: Callable[[], None],
+        publish: Callable[[Event], None],
+    ) -> None:
         self._replace = replace
+        self._policy = policy
         self._wake = wake
         self._publish = publish
         self._attempts: dict[EngineRank, Attempt] = {}
         self._last: dict[EngineRank, Generation] = {}
         self._unannounced = 0
-        self._departed: list[tuple[EngineRank, Generation, Child]] = []
+        self._departed: list[tuple[Rank, Generation]] = []
 
-    def begin(self, rank: EngineRank) -> None:
-        """Start the engine of a new rank. Raises StartupError."""
+    def begin(self, rank: EngineRank) -> Callable[[], None]:
+        """Start the engine of a new rank; returns what gives that up. Raises StartupError."""
         if self._replace is None or rank in self._attempts:
             raise InternalError(f"engine {rank} cannot be started here, or is being started already")
         generation = Generation(self._last[rank] + 1 if rank in self._last else 0)
@@ -46,36 +54,34 @@ class Turnover:
         def progressed(progress: StartupProgress) -> None:
             self._publish(EngineProgress(rank, generation, progress.sight.phase, progress.sight.percent))
 
-        attempt = Attempt(self._replace, rank, generation, None, self._wake, progressed)
+        attempt = Attempt(self._replace, generation, {rank: None}, self._wake, progressed)
         try:
             attempt.begin()
         except (OSError, RuntimeError) as error:
             raise StartupError(f"no thread could be made to start engine {rank}: {error}", rank=rank) from error
         self._last[rank] = generation
         self._attempts[rank] = attempt
+        return attempt.cancel
 
-    def cancel(self, rank: EngineRank) -> None:
-        """Give one up, if it is being started; it is told as unborn."""
-        if (attempt := self._attempts.get(rank)) is not None:
-            attempt.cancel()
-
-    def settle(self) -> list[Born]:
-        """Those that have come up since; those that have not are told."""
+    def settle(self, now: float) -> list[Group]:
+        """Those that serve since; they are told, and so are those that did not come up."""
         born = []
         for rank, attempt in list(self._attempts.items()):
             if (outcome := attempt.take()) is None:
                 continue
             del self._attempts[rank]
-            if isinstance(outcome, Replacement):
-                born.append((rank, attempt.generation, outcome))
-            else:
+            if isinstance(outcome, Exception):
                 self._publish(EngineUnborn(rank, attempt.generation, _as_startup_error(outcome, rank)))
+                continue
+            child, ready = outcome[rank].child, outcome[rank].ready
+            born.append(Group([Rank(rank, child, now)], self._policy, now, attempt.generation))
+            self._publish(EngineAdded(rank, attempt.generation, ready, child.pid))
         return born
 
-    def departs(self, rank: EngineRank, generation: Generation, child: Child) -> None:
+    def departs(self, group: Group) -> None:
         """The last child of a rank that was let go has ended."""
-        self._unannounced += child.failure() is not None
-        self._departed.append((rank, generation, child))
+        self._unannounced += any(one.child.failure() is not None for one in group.ranks)
+        self._departed += [(one, group.restarts.generation) for one in group.ranks]
         self._wake()
 
     def announced(self) -> bool:
@@ -88,16 +94,16 @@ class Turnover:
     @property
     def departed(self) -> list[Child]:
         """Who has ended, and is not buried yet."""
-        return [child for _, _, child in self._departed]
+        return [one.child for one, _ in self._departed]
 
     def bury(self) -> None:
         """End what those who have left may have left behind, and tell; for one thread."""
         while self._departed:
-            rank, generation, child = self._departed[0]
-            child.close()
-            self._last[rank] = generation
+            one, generation = self._departed[0]
+            one.child.close()
+            self._last[one.rank] = generation
             del self._departed[0]
-            self._publish(EngineLeft(rank, generation))
+            self._publish(EngineLeft(one.rank, generation))
 
     def take_all(self) -> list[Attempt]:
         """Those that are being started, for whoever ends them."""

@@ -28,12 +28,10 @@ import msgspec
 
 from muro.ids import EngineRank
 from muro.wire.control import StartDPWave
-from muro.wire.coordination import FirstRequest, Publication
+from muro.wire.coordination import MAX_WAVE, FirstRequest, Publication
 
 MAX_STATED_WAVE: Final = 1 << 48
-"""Waves that a front-end states are believed up to here; no honest one gets there."""
-MAX_WAVE: Final = 1 << 60
-"""Any other up to here; it must fit into a message, and the next one, too."""
+"""Waves that a front-end states are believed up to here, any other up to `MAX_WAVE`; no honest one gets there."""
 
 
 class Rule(enum.Enum):
