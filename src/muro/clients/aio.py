@@ -22,12 +22,13 @@ from typing import Any, TypeVar, cast
 
 from muro.clients.aio_stream import AsyncStream, Feed
 from muro.clients.arguments import check_timeout
+from muro.clients.attempt import Attempt
 from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
 from muro.clients.coordination import Coordination
 from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
-from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
+from muro.clients.session import Message, Session, StatsListener, Unreadable
 from muro.clients.silence import TICK
 from muro.clients.status import engine_statuses
 from muro.clients.weak import weakly

@@ -24,11 +24,12 @@ from functools import partial
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from muro.clients.arguments import check_timeout
+from muro.clients.attempt import Attempt
 from muro.clients.calls import PendingCall
 from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.seat import Seat, Waiter
-from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
+from muro.clients.session import Message, Session, StatsListener, Unreadable
 from muro.clients.status import Watched, engine_statuses
 from muro.clients.sync_stream import Feed, SyncStream
 from muro.errors import CallTimeoutError, EngineDeadError, UsageError
