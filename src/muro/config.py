@@ -162,6 +162,9 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The first of their ranks, where other front-ends have the ranks before it."""
     num_local_engines: int | None = None
     """How many of them are spawned here (None: all); the others dial in."""
+    data_parallel_balance: Literal["load", "prefix"] = "load"
+    """Which engine gets a request: the one with the fewest of ours in flight; or, unless that one has clearly more to
+    do than the others, the one that has computed the most of its prompt's beginning."""
     host: str | None = None
     """TCP host for engines that dial in; None keeps everything on ipc."""
     handshake_port: int = 0

@@ -100,7 +100,7 @@ class MortalClient:
         """The next generation serves."""
         self.generation += 1
         self.death = None
-        self.session.replaced(self._born())
+        self.session.succeeded(RANK, Generation(self.generation), self._born().ready)
         self._serving.set()
 
     def _born(self) -> KnownEngine:
@@ -144,9 +144,10 @@ class MortalBatches:
         self.harness: StepHarness
         self.session = Session({RANK: self._born()}, nonce="test")
 
-    def add_request(self, request: EngineCoreRequest) -> None:
+    def add_request(self, request: EngineCoreRequest) -> EngineRank:
         self.check_health()
         self._deliver(self.session.add(request, None, 0.0)[1])
+        return RANK
 
     def get_outputs(self, timeout: float | None = None) -> OutputBatch:
         while (batch := self.session.take_batch()) is None:
@@ -196,7 +197,7 @@ class MortalBatches:
     def _replace(self) -> None:
         self.generation += 1
         self.death = None
-        self.session.replaced(self._born())
+        self.session.succeeded(RANK, Generation(self.generation), self._born().ready)
 
     def _born(self) -> KnownEngine:
         engine = self._make()

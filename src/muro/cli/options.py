@@ -210,6 +210,14 @@ class ServeOptions(HttpOptions, frozen=True, kw_only=True):
             rich_help_panel=_MANY,
         ),
     ] = None
+    data_parallel_balance: Annotated[
+        Literal["load", "prefix"],
+        typer.Option(
+            help="Which engine gets a request: the one with the fewest in flight, or (prefix) the one that has "
+            "computed the beginning of its prompt, unless that one has more to do than the others.",
+            rich_help_panel=_MANY,
+        ),
+    ] = "load"
     data_parallel_start_rank: Annotated[
         int,
         typer.Option(

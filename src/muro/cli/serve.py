@@ -85,6 +85,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     connect = ConnectConfig(
         num_engines=options.data_parallel_size,
         num_local_engines=local,
+        data_parallel_balance=options.data_parallel_balance,
         host=options.data_parallel_address if elsewhere else None,
         handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
         curve_dir=options.curve_dir,

@@ -70,10 +70,10 @@ class AsyncMPClient:
         self._listen()
         return self
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
+    def add_request(self, request: EngineCoreRequest) -> EngineRank:
+        """See `EngineCoreClient.add_request`."""
         self._check_here()
-        self._submit(request, None)
+        return self._submit(request, None).engine.rank
 
     async def get_outputs(self, timeout: float | None = None) -> OutputBatch:  # noqa: ASYNC109 twin of the other client
         """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
@@ -292,7 +292,7 @@ class AsyncMPClient:
 
     def _on_publication(self, coordination: Coordination, frames: list[Frame]) -> None:
         if (news := coordination.hear(frames)) is not None:
-            hear_coordinator(news, self._session, self._link)
+            hear_coordinator(news, self._session, self._link, time.time())
 
     def _listen(self) -> None:
         """Judge engines that are silent, as long as there is one to judge."""

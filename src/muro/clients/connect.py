@@ -32,9 +32,14 @@ from muro.launch.shutdown import stop
 from muro.launch.startup import Started, StartupProgress, start
 from muro.launch.supervisor import Supervisor
 from muro.launch.watching import Watching
+from muro.parallel.balance import Balancer
+from muro.parallel.prefix import PrefixIndex
 from muro.transport.wakeup import Wakeup
 from muro.wire.handshake import HEARTBEAT, Features
 from muro.wire.releases import NEWEST, Layout, layout_of_engine
+
+_MAX_BLOCKS = 1 << 18
+"""Blocks of prompts that are remembered per engine, however large its cache."""
 
 OnProgress = Callable[[StartupProgress], None]
 
@@ -170,9 +175,20 @@ def _session(started: Started, config: ConnectConfig) -> Session:
     return Session(
         engines,
         nonce=secrets.token_hex(4),
+        balancer=_balancer(started, config),
         first_call=secrets.randbits(40) + 1,
         largest=config.engine.limits.max_message_bytes,
     )
+
+
+def _balancer(started: Started, config: ConnectConfig) -> Balancer:
+    """Who chooses. Prompts are cut as the engines do it, and no more of them remembered than their caches hold."""
+    prefix = None
+    if config.data_parallel_balance == "prefix":
+        said = started.responses.values()
+        blocks = min(ready.num_gpu_blocks or _MAX_BLOCKS for ready in said)
+        prefix = PrefixIndex(max(1, min(ready.block_size for ready in said)), max(1, min(blocks, _MAX_BLOCKS)))
+    return Balancer(started.responses, prefix=prefix)
 
 
 def _layout(started: Started) -> Layout:

@@ -55,7 +55,6 @@ class KnownEngine:
         self.error: MuroError | None = None
         self.doomed: MuroError | None = None
         """Why it takes no more requests although it is not buried yet: what it has sent is still being read."""
-        self.in_flight = 0
         self.encoder = RequestEncoder(NEWEST)
 
     @property

@@ -10,10 +10,12 @@ The rules that hold for every client:
   InvalidRequestError.
 - FinishReason.ABORT is delivered as an ordinary last output. FinishReason.ERROR is raised by `generate` as a
   RequestError; in a batch it is an output with `error` set.
-- When an engine dies, everything that waits and every later use raises EngineDeadError with the cause. Batches
+- When an engine dies, its requests and calls end with EngineDeadError, and requests in batches with an output ERROR
+  that is retryable. The others go on, and later requests go to them.
+- When the last one dies, everything that waits and every later use raises EngineDeadError with the cause. Batches
   that had arrived before are delivered first. After `close` it is ClientClosedError.
-- With a restart policy (`ConnectConfig.restart`) that error says `restarting`, requests in batches end with an output
-  ERROR that is retryable, and the client lives on: once another engine serves (`wait_serving`), it takes requests.
+- With a restart policy (`ConnectConfig.restart`) that error says `restarting`, and the client lives on: once another
+  engine serves (`wait_serving`), it takes requests.
 """
 
 from __future__ import annotations
@@ -112,8 +114,11 @@ class AsyncOutputStream(Protocol):
 class EngineCoreClient(Protocol):
     """A client for threads. Its methods may be called from several threads at once."""
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
+    def add_request(self, request: EngineCoreRequest) -> EngineRank:
+        """Send a request whose outputs come in batches; gives the rank of its engine.
+
+        Raises InvalidRequestError, EngineDeadError.
+        """
         ...
 
     def get_outputs(self, timeout: float | None = None) -> OutputBatch:
@@ -174,7 +179,7 @@ class AsyncEngineCoreClient(Protocol):
     max_unread_tokens: int | None
     """How far the reader of a stream may be behind before its request ends with SlowReaderError; None: any distance."""
 
-    def add_request(self, request: EngineCoreRequest) -> None: ...
+    def add_request(self, request: EngineCoreRequest) -> EngineRank: ...
 
     def get_outputs(self, timeout: float | None = None) -> Awaitable[OutputBatch]: ...
 

@@ -38,7 +38,7 @@ def engine_statuses(session: Session, watched: Watched) -> list[EngineStatus]:
                 ready=engine.ready,
                 pid=None if process is None else process.pid,
                 progress=None if process is None else process.progress,
-                in_flight=engine.in_flight,
+                in_flight=session.fleet.in_flight(rank),
                 restarts=0 if process is None else process.generation,
                 uptime=None if process is None else process.uptime,
                 last_step_age=None if process is None else _age(process.progress.step_ended_ns),

@@ -102,9 +102,9 @@ class ThreadsClient:
         self._gone: deque[Attempt] = deque()
         self._finalizer = weakref.finalize(self, _finalize, engines, news)
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
-        self._submit(request, None)
+    def add_request(self, request: EngineCoreRequest) -> EngineRank:
+        """See `EngineCoreClient.add_request`."""
+        return self._submit(request, None).engine.rank
 
     def get_outputs(self, timeout: float | None = None) -> OutputBatch:
         """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
@@ -341,7 +341,7 @@ class ThreadsClient:
             elif isinstance(item, Unreadable):
                 self._send_all(self._session.refuse(item))
             else:
-                hear_coordinator(item, self._session, self._link)
+                hear_coordinator(item, self._session, self._link, time.time())
         for event in self._link.events(now):
             self._apply(event)
         if self._batch_readers and self._session.has_batches:

@@ -113,7 +113,7 @@ class ReplayedStream:
     """See `interface.AsyncOutputStream`: outputs of one request, of however many attempts, each once."""
 
     __slots__ = (
-        "__weakref__", "_aborted", "_bereft", "_death", "_delivered", "_limit", "_loop", "_open", "_owner",
+        "__weakref__", "_aborted", "_begun", "_bereft", "_death", "_delivered", "_limit", "_loop", "_open", "_owner",
         "_request", "_stream", "key",
     )  # fmt: skip
 
@@ -124,6 +124,7 @@ class ReplayedStream:
         self._delivered: list[int] = []
         self._stream: AsyncOutputStream | None = None
         self._death: EngineDeadError | None = None
+        self._begun = False
         self._bereft = False
         self._limit: asyncio.Timeout | None = None
         self._aborted = False
@@ -223,6 +224,8 @@ class ReplayedStream:
         if stream.engine is not None:
             self._owner.quarantine.began(self.key, stream.engine)
         self._stream = stream
+        self._owner.metrics.replayed += self._begun
+        self._begun = True
 
     def _take(self, output: EngineCoreOutput) -> EngineCoreOutput:
         """Hand it out: from now on it is delivered."""
@@ -235,7 +238,10 @@ class ReplayedStream:
         return output
 
     def _lost(self, death: EngineDeadError) -> None:
-        """The engine under it has died. Raises if the request cannot go on."""
+        """The engine under it has died: it goes to another one at once, or waits for its successor.
+
+        Raises if the request cannot go on.
+        """
         owner, stream = self._owner, self._stream
         self._stream = None
         if not owner.replays or stream is None:
@@ -247,9 +253,8 @@ class ReplayedStream:
             owner.metrics.quarantined += 1
             log.error("request %s is quarantined: %s", self._request.request_id, verdict)
             raise verdict
-        self._mourn(death)
+        self._death = death.with_traceback(None)  # its frames hold this stream
         self._check()
-        owner.metrics.replayed += 1
 
     def _mourn(self, death: EngineDeadError) -> None:
         """Remember whose successor is waited for. Raises if there will be none; then the stream has ended."""
