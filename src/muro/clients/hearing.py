@@ -30,7 +30,7 @@ def hear(event: Event, session: Session, way: Way) -> None:
 
 
 def hear_coordinator(news: Publication, session: Session, way: Way, now: float) -> None:
-    """Take in what the coordinator has published, under the client's lock or in its loop; `now` as for `Session.add`."""
+    """Take in the coordinator's news, under the client's lock or in its loop; `now` as for `Session.add`."""
     way.heard(news)
     session.wave = news.wave
     if news.counts is not None:

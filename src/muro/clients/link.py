@@ -28,6 +28,7 @@ from muro.clients.silence import SilentEngines
 from muro.clients.traffic import Traffic
 from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
 from muro.ids import EngineRank
+from muro.launch.data_parallel import DataParallel
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
 from muro.launch.rank import RankStatus
 from muro.launch.remotes import Remotes
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 
 ABANDONED_TIMEOUT = 1.5
 """Seconds that engines get to end by themselves if nobody closed their client."""
+COORDINATOR_TIMEOUT = 1.0
+"""Seconds that the coordinator gets to end by itself, at most; it holds nothing that could be lost."""
 LAST_OUTPUTS_GRACE = 0.005
 """Seconds between the end of a process and its burial: what it sent before is still being read by libzmq."""
 _SWEEP_EVERY = 1.0
@@ -65,6 +68,7 @@ class Link:
         layout: in which layout the engines write their outputs.
         close_timeout: seconds that the children get between SIGTERM and SIGKILL.
         remotes: the engines that were started elsewhere; not yet open.
+        shared: what the engines share; ended with them.
         coordination: with the coordinator, if there is one; open.
         clock: seconds, monotonic.
     """
@@ -78,6 +82,7 @@ class Link:
         layout: Layout,
         close_timeout: float,
         remotes: Remotes | None = None,
+        shared: DataParallel | None = None,
         coordination: Coordination | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,6 +95,7 @@ class Link:
         self._decoder = OutputDecoder(layout)
         self._close_timeout = close_timeout
         self._remotes = remotes
+        self._shared = shared
         self.coordination = coordination
         """With the coordinator: its ear is to be polled like `outputs`."""
         self._clock = clock
@@ -223,7 +229,7 @@ class Link:
         if socket is not None:
             self._traffic.succeeded(event.rank, event.generation)
             old, self._inputs[identity] = self._inputs.get(identity), socket
-            if old is not None:
+            if old is not None and old not in self._inputs.values():  # a lockstep group has one for all
                 sockets.close(old, 0)
 
     def heard(self, news: Publication) -> None:
@@ -249,7 +255,10 @@ class Link:
                 self._stopped = True
                 if self._remotes is not None:
                     self._remotes.stop()
-                self._supervisor.stop(self._close_timeout if timeout is None else timeout)
+                patience = self._close_timeout if timeout is None else timeout
+                self._supervisor.stop(patience)
+                if self._shared is not None:
+                    self._shared.close(min(patience, COORDINATOR_TIMEOUT))
 
     def release(self) -> None:
         """Close the sockets. Nobody may poll or use them any more."""
@@ -271,7 +280,7 @@ class Link:
     def _sweep(self, now: float) -> None:
         if now - self._swept >= _SWEEP_EVERY and not self._stopped:
             self._swept = now
-            for socket in (self._doors.inputs, *self._inputs.values()):
+            for socket in {self._doors.inputs, *self._inputs.values()}:
                 sockets.sweep(socket, _SWEPT)
 
     def _lost(self, rank: EngineRank, error: EngineDeadError) -> None:

@@ -81,6 +81,7 @@ def plan_launch(
             local=True,
             headless=False,
             curve=keys,
+            insecure_tcp=config.insecure_tcp,
             lockstep=group or config.engine.lockstep,
         )
         for rank in range(first, first + num_local)
