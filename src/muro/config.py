@@ -112,8 +112,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     peer_release: str = "auto"
     """Wire layout to write: "auto" or a release such as "0.25" or "0.33"."""
     lockstep: LockstepConfig | None = None
-    """Given: the engines compute every step together, as those of a mixture-of-experts model do whose experts are spread
-    over the ranks; each must say so of itself. None: they are independent."""
+    """Given: the engines compute every step together, as those of a mixture-of-experts model whose experts are spread
+    over the ranks do; each must say so of itself. None: they are independent."""
     limits: Limits = Limits()
     handshake_timeout: float = 300.0
     shutdown_timeout: float = 0.0
@@ -219,6 +219,11 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the engines are a lockstep group."""
         return self.engine.lockstep is not None and self.num_engines > 1
 
+    @property
+    def restarts(self) -> RestartPolicy:
+        """What follows a death. Of a lockstep group with engines elsewhere none can be started again by itself."""
+        return self.restart if self.num_local == self.num_engines or not self.lockstep else RestartPolicy()
+
     def _check_lockstep(self) -> None:
         """Refuse what a lockstep group cannot be. Raises ConfigError."""
         if self.start_rank:
@@ -231,7 +236,7 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.curve_dir is not None and self.num_local < self.num_engines:
             raise ConfigError(
                 "lockstep engines on several machines talk to each other and to the coordinator in the clear; keys "
-                "(curve_dir) are not supported for them: start all here, or use insecure_tcp on a network that you trust"
+                "(curve_dir) are not supported for them: start all here, or use insecure_tcp on a network to be trusted"
             )
 
 

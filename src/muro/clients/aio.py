@@ -28,6 +28,7 @@ from muro.clients.coordination import Coordination
 from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
+from muro.clients.scaling import DRAIN_TIMEOUT, Scaling
 from muro.clients.session import Message, Session, StatsListener, Unreadable
 from muro.clients.silence import TICK
 from muro.clients.status import engine_statuses
@@ -159,6 +160,20 @@ class AsyncMPClient:
                 if not error.restarting or (deadline is not None and self._loop.time() >= deadline):
                     raise
             await self._next(self._patient, deadline)
+
+    async def scale(self, engines: int, *, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+        """See `EngineCoreClient.scale`; cancelling it is as an interrupt there."""
+        self._check_here()
+        check_timeout(drain_timeout)
+        scaling = Scaling(self._session, self._link, engines, drain_timeout, self._loop.time())
+        scaling.begin(self._wake_all)
+        try:
+            while not scaling.advance(self._loop.time()):
+                left = scaling.left(self._loop.time())
+                await self._next(self._patient, None if left is None else self._loop.time() + left)
+        finally:
+            scaling.end()
+        scaling.check()
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything. Blocks; any thread may call it."""
@@ -293,7 +308,7 @@ class AsyncMPClient:
 
     def _on_publication(self, coordination: Coordination, frames: list[Frame]) -> None:
         if (news := coordination.hear(frames)) is not None:
-            hear_coordinator(news, self._session, self._link)
+            hear_coordinator(news, self._session, self._link, time.time())
 
     def _listen(self) -> None:
         """Judge engines that are silent, as long as there is one to judge."""

@@ -15,8 +15,9 @@ import msgspec
 
 from muro.clients.aio import AsyncMPClient
 from muro.clients.closing import in_thread
+from muro.clients.coordination import Coordination
 from muro.clients.doors import Doors
-from muro.clients.engine import KnownEngine
+from muro.clients.engine import FIRST, KnownEngine
 from muro.clients.link import Link
 from muro.clients.polling import Polling
 from muro.clients.replacing import Replacer
@@ -25,6 +26,7 @@ from muro.clients.sync import SyncMPClient
 from muro.clients.traffic import Traffic
 from muro.config import ConnectConfig, EngineConfig
 from muro.errors import ConfigError
+from muro.launch.data_parallel import DataParallel
 from muro.launch.interpreter import engine_name
 from muro.launch.plan import plan_launch
 from muro.launch.remotes import Entrance, Remotes
@@ -34,8 +36,10 @@ from muro.launch.supervisor import Supervisor
 from muro.launch.watching import Watching
 from muro.parallel.balance import Balancer
 from muro.parallel.prefix import PrefixIndex
+from muro.parallel.waves import Rule
+from muro.transport import sockets
 from muro.transport.wakeup import Wakeup
-from muro.wire.handshake import HEARTBEAT, Features
+from muro.wire.handshake import HEARTBEAT, Addresses, Features
 from muro.wire.releases import NEWEST, Layout, layout_of_engine
 
 _MAX_BLOCKS = 1 << 18
@@ -66,9 +70,11 @@ def connect(
     doors = Doors.open(config)
     with contextlib.ExitStack() as undo:
         undo.callback(doors.close)
-        started = _start(config, doors, on_progress, None)
+        shared = DataParallel(config)
+        undo.callback(shared.close, 0.0)
+        started = _start(config, doors, shared, on_progress, None)
         undo.callback(stop, started.children.values(), 0.0, force=True)
-        link = _link(config, doors, started)
+        link = _link(config, doors, shared, started, undo)
         polling = Polling(link)
         undo.callback(polling.close)
         undo.callback(link.stop, 0.0)
@@ -92,9 +98,11 @@ async def connect_async(
     started: list[Started] = []
     with contextlib.ExitStack() as undo, Wakeup() as cancel:
         undo.callback(doors.close)
+        shared = DataParallel(config)
+        undo.callback(shared.close, 0.0)
         undo.callback(lambda: [stop(s.children.values(), 0.0, force=True) for s in started])
-        await in_thread(lambda: started.append(_start(config, doors, on_progress, cancel)), cancel.set)
-        link = _link(config, doors, started[0])
+        await in_thread(lambda: started.append(_start(config, doors, shared, on_progress, cancel)), cancel.set)
+        link = _link(config, doors, shared, started[0], undo)
         undo.callback(link.stop, 0.0)
         session = _session(started[0], config)
         link.listen_for(session, config.stall_limit)
@@ -125,8 +133,12 @@ def make_config(config: ConnectConfig | None, settings: dict[str, Any]) -> Conne
         raise ConfigError(f"a setting is wrong: {error}") from error
 
 
-def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, cancel: Wakeup | None) -> Started:
-    plan = plan_launch(config, doors.addresses, doors.handshake_address, _features(), doors.engine_keys)
+def _start(
+    config: ConnectConfig, doors: Doors, shared: DataParallel, on_progress: OnProgress | None, cancel: Wakeup | None
+) -> Started:
+    shared.open()
+    addresses, group = _addresses(doors, shared), shared.group(FIRST)
+    plan = plan_launch(config, addresses, doors.handshake_address, _features(), doors.engine_keys, group)
     return start(
         plan,
         doors.handshake,
@@ -138,26 +150,72 @@ def _start(config: ConnectConfig, doors: Doors, on_progress: OnProgress | None, 
     )
 
 
-def _link(config: ConnectConfig, doors: Doors, started: Started) -> Link:
-    replacer = Replacer(config, doors)
+def _link(
+    config: ConnectConfig, doors: Doors, shared: DataParallel, started: Started, undo: contextlib.ExitStack
+) -> Link:
+    _check_lockstep(config, started)
+    replacer = Replacer(config, doors, shared)
     traffic = Traffic()
-    watch = Watching(config.stall_limit, traffic.sent)
-    supervisor = Supervisor(started.children, policy=config.restart, replace=replacer, watch=watch)
-    remotes = _remotes(config, doors, started, supervisor)
+    supervisor = Supervisor(
+        started.children,
+        policy=config.restarts,
+        replace=replacer,
+        watch=Watching(config.stall_limit, traffic.sent),
+        lockstep=config.lockstep,
+    )
+    remotes = _remotes(config, doors, shared, started, supervisor)
     doors.settle(watched=remotes is not None, successors=remotes is not None and remotes.awaits_successors)
-    return Link(doors, supervisor, replacer, traffic, _layout(started), config.close_timeout, remotes)
+    coordination = None
+    if shared.stats_address is not None:
+        rule = Rule.FRONT_END_NOTIFIES if config.lockstep else None  # ours understands both
+        coordination = Coordination(shared.stats_address, rule=rule)
+        undo.callback(coordination.close)
+        coordination.open()
+    timeout, layout = config.close_timeout, _layout(started)
+    link = Link(doors, supervisor, replacer, traffic, layout, timeout, remotes, shared, coordination)
+    link.fixed = _why_fixed(config, shared)
+    return link
 
 
-def _remotes(config: ConnectConfig, doors: Doors, started: Started, supervisor: Supervisor) -> Remotes | None:
+def _why_fixed(config: ConnectConfig, shared: DataParallel) -> str:
+    """Why the number of engines cannot change while they serve; empty: it can."""
+    if config.lockstep:
+        return "lockstep engines compute every step together, and were told at their start how many they are"
+    if config.start_rank or shared.stats_address is not None:
+        return "other front-ends have engines of the same group, and are not told"
+    return ""
+
+
+def _check_lockstep(config: ConnectConfig, started: Started) -> None:
+    """Raises ConfigError if engines of a lockstep group are none."""
+    for rank, ready in started.responses.items() if config.lockstep else ():
+        if ready.data_parallel_size != config.num_engines:
+            raise ConfigError(
+                f"engine {rank} ({config.engine.engine}) does not run in lockstep with the others, and the setting "
+                "lockstep (muro serve: --data-parallel-lockstep) says so; leave it out for independent engines"
+            )
+
+
+def _remotes(
+    config: ConnectConfig, doors: Doors, shared: DataParallel, started: Started, supervisor: Supervisor
+) -> Remotes | None:
     """Who watches the engines that were started elsewhere, if there are any."""
     ranks = started.responses.keys() - started.children.keys()
     if not ranks or doors.arrivals is None or doors.greeters is None:
         return None
     entrance = None
-    if config.restart.policy != "never":
-        outputs = doors.addresses.outputs
-        entrance = Entrance(doors.handshake, doors.greeters, doors.wall.successors_door, outputs, _features())
+    if config.restarts.policy != "never":
+
+        def addresses(inputs: str) -> Addresses:
+            return shared.addresses([inputs], [sockets.bound_address(doors.outputs)])
+
+        entrance = Entrance(doors.handshake, doors.greeters, doors.wall.successors_door, addresses, _features())
     return Remotes(ranks, doors.arrivals, supervisor.publish, entrance)
+
+
+def _addresses(doors: Doors, shared: DataParallel) -> Addresses:
+    """What INIT carries."""
+    return shared.addresses([sockets.bound_address(doors.inputs)], [sockets.bound_address(doors.outputs)])
 
 
 def _features() -> Features:

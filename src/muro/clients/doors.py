@@ -19,7 +19,7 @@ from muro.transport.gate import Gate
 from muro.transport.keys import new_pair
 from muro.transport.monitor import Monitor
 from muro.transport.sockets import Guard, Socket
-from muro.wire.handshake import MAX_HANDSHAKE_BYTES, Addresses
+from muro.wire.handshake import MAX_HANDSHAKE_BYTES
 
 _BIND_PATIENCE = 0.5
 """Seconds for a port that was named, which a client of this process may have let go of just now."""
@@ -160,14 +160,6 @@ class Doors:
             outputs = wall.pull("output-0", config.engine.limits.max_message_bytes)
             undo.pop_all()
         return cls(wall, handshake, inputs, outputs)
-
-    @property
-    def addresses(self) -> Addresses:
-        """What INIT carries."""
-        return Addresses(
-            inputs=[sockets.bound_address(self.inputs)],
-            outputs=[sockets.bound_address(self.outputs)],
-        )
 
     def settle(self, *, watched: bool, successors: bool) -> None:
         """All engines are in, and other sockets listen only as long as engines may come through them.

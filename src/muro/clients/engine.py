@@ -73,6 +73,11 @@ class KnownEngine:
         return self.serving and self.doomed is None
 
     @property
+    def lockstep(self) -> bool:
+        """Whether it steps together with others, without whom it can do nothing."""
+        return self.ready is not None and self.ready.data_parallel_size > 1
+
+    @property
     def open(self) -> bool:
         """Whether it takes requests."""
         return self.serving and self.doomed is None and not self.leaving

@@ -137,5 +137,7 @@ class Fleet:
 
     @property
     def hopeless(self) -> bool:
-        """Whether no engine serves, and none is on its way."""
-        return not any(engine.serving or engine.restarting for engine in self.engines.values())
+        """Whether no engine serves, and none is on its way; lockstep engines serve together or not at all."""
+        engines = self.engines.values()
+        gone = [engine for engine in engines if not (engine.serving or engine.restarting)]
+        return len(gone) == len(engines) or any(engine.lockstep for engine in gone)

@@ -49,7 +49,9 @@ def hear(event: Event, session: Session, way: Way) -> None:
                 session.scaling.unborn(event.rank, event.error)
 
 
-def hear_coordinator(news: Publication, session: Session, way: Way) -> None:
-    """Take in what the coordinator has published, under the client's lock or in its loop."""
+def hear_coordinator(news: Publication, session: Session, way: Way, now: float) -> None:
+    """Take in the coordinator's news, under the client's lock or in its loop; `now` as for `Session.add`."""
     way.heard(news)
     session.wave = news.wave
+    if news.counts is not None:
+        session.reported(news.counts, now)

@@ -28,6 +28,7 @@ from muro.clients.silence import SilentEngines
 from muro.clients.traffic import Traffic
 from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
 from muro.ids import EngineRank
+from muro.launch.data_parallel import DataParallel
 from muro.launch.events import (
     EngineAdded,
     EngineDied,
@@ -52,6 +53,8 @@ log = logging.getLogger(__name__)
 
 ABANDONED_TIMEOUT = 1.5
 """Seconds that engines get to end by themselves if nobody closed their client."""
+COORDINATOR_TIMEOUT = 1.0
+"""Seconds that the coordinator gets to end by itself, at most; it holds nothing that could be lost."""
 LAST_OUTPUTS_GRACE = 0.005
 """Seconds between the end of a process and its burial: what it sent before is still being read by libzmq."""
 _SWEEP_EVERY = 1.0
@@ -73,6 +76,7 @@ class Link:
         layout: in which layout the engines write their outputs.
         close_timeout: seconds that the children get between SIGTERM and SIGKILL.
         remotes: the engines that were started elsewhere; not yet open.
+        shared: what the engines share; ended with them.
         coordination: with the coordinator, if there is one; open.
         clock: seconds, monotonic.
     """
@@ -86,6 +90,7 @@ class Link:
         layout: Layout,
         close_timeout: float,
         remotes: Remotes | None = None,
+        shared: DataParallel | None = None,
         coordination: Coordination | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,6 +103,7 @@ class Link:
         self._decoder = OutputDecoder(layout)
         self._close_timeout = close_timeout
         self._remotes = remotes
+        self._shared = shared
         self.coordination = coordination
         """With the coordinator: its ear is to be polled like `outputs`."""
         self._clock = clock
@@ -109,6 +115,8 @@ class Link:
         self._swept = clock()
         self.silent: SilentEngines | None = None
         """Engines that are judged by what is heard of them."""
+        self.fixed = ""
+        """Why the number of engines cannot change; empty: it can."""
         self._reported: dict[EngineRank, float | None] = {}
         """When the last statistics of each engine came."""
         self.dropped_messages = 0
@@ -224,8 +232,8 @@ class Link:
 
     def started_here(self) -> list[EngineRank]:
         """See `scaling.Way`."""
-        if self._fixed:
-            raise UsageError(f"the number of engines cannot be changed: {self._fixed}")
+        if self.fixed:
+            raise UsageError(f"the number of engines cannot be changed: {self.fixed}")
         return [rank for rank in self._reported if self._supervisor.status(rank) is not None]
 
     def grow(self, rank: EngineRank) -> Callable[[], None]:
@@ -246,7 +254,7 @@ class Link:
         if socket is not None:
             self._traffic.succeeded(event.rank, event.generation)
             old, self._inputs[identity] = self._inputs.get(identity), socket
-            if old is not None:
+            if old is not None and old not in self._inputs.values():  # a lockstep group has one for all
                 sockets.close(old, 0)
 
     def heard(self, news: Publication) -> None:
@@ -278,7 +286,10 @@ class Link:
                 self._stopped = True
                 if self._remotes is not None:
                     self._remotes.stop()
-                self._supervisor.stop(self._close_timeout if timeout is None else timeout)
+                patience = self._close_timeout if timeout is None else timeout
+                self._supervisor.stop(patience)
+                if self._shared is not None:
+                    self._shared.close(min(patience, COORDINATOR_TIMEOUT))
 
     def release(self) -> None:
         """Close the sockets. Nobody may poll or use them any more."""
@@ -300,7 +311,7 @@ class Link:
     def _sweep(self, now: float) -> None:
         if now - self._swept >= _SWEEP_EVERY and not self._stopped:
             self._swept = now
-            for socket in (self._doors.inputs, *self._inputs.values()):
+            for socket in {self._doors.inputs, *self._inputs.values()}:
                 sockets.sweep(socket, _SWEPT)
 
     def _lost(self, rank: EngineRank, error: EngineDeadError) -> None:

@@ -1,10 +1,9 @@
 """From the present number of engines to another one, while they serve. Pure: time is an argument.
 
-Engines that are new are started beside those that serve, each as a successor would be. One that is to leave gets no more
-requests; when it has none any more, or its time is up, it is ended, and what it had not finished ends with an error that
-says so (and goes on elsewhere, if requests are replayed). The highest ranks leave first, but before them those that are
-dead for good. Whoever waits for the change calls `advance`, and `end` in any case: what has not happened until then will
-not happen.
+New engines are started beside those that serve, each as a successor would be. One that is to leave gets no more
+requests. When it has none any more, or its time is up, it is ended; what it had not finished ends with an error, and
+goes on elsewhere if requests are replayed. The highest ranks leave first, before them those that are dead for good.
+Whoever waits for the change calls `advance`, and `end` in any case: what has not happened until then will not happen.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from muro.clients.engine import KnownEngine
+from muro.clients.engine import EngineState, KnownEngine
 from muro.clients.session import Message, Session
 from muro.errors import EngineDeadError, InvalidRequestError, StartupError, UsageError
 from muro.ids import EngineRank
@@ -58,10 +57,11 @@ def plan_scaling(engines: Mapping[EngineRank, KnownEngine], here: Iterable[Engin
     if type(target) is not int or not 1 <= target <= MAX_ENGINES:
         what = f"engines is {target!r}; it must be a number from 1 to {MAX_ENGINES}"
         raise InvalidRequestError(what, param="engines")
-    ours = sorted(rank for rank in here if rank in engines)
+    left = [rank for rank, engine in engines.items() if engine.state is EngineState.LEFT]
+    ours = sorted(rank for rank in here if rank in engines and rank not in left)
     gone = [rank for rank in ours if not engines[rank].serving and not engines[rank].restarting]
+    wanted = target - sum(rank not in ours and rank not in left for rank in engines)
     ours = [rank for rank in ours if rank not in gone]
-    wanted = target - sum(rank not in ours and rank not in gone for rank in engines)
     if wanted < 0:
         what = f"engines is {target}, but {target - wanted} were started elsewhere; those are stopped where they run"
         raise InvalidRequestError(what, param="engines")

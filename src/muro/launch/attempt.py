@@ -93,7 +93,7 @@ class Attempt:
             self._cancel.set()
 
     def abandon(self, timeout: float) -> list[Child]:
-        """Cancel it and wait up to `timeout` seconds. Gives children that came up all the same; the caller ends them."""
+        """Cancel it, wait up to `timeout` seconds. Gives the children that came up all the same; end them."""
         self.cancel()
         if threading.current_thread() is not self._thread:  # a finalizer may run in any thread
             self._thread.join(timeout)

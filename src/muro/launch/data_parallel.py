@@ -37,7 +37,7 @@ class DataParallel:
         """Of the coordinator, if there is one."""
 
     def open(self) -> DataParallel:
-        """Start the coordinator. Raises ConfigError, StartupError; nothing is left then."""
+        """Start the coordinator. Raises ConfigError, StartupError; `close` it all the same."""
         config = self._config
         if self._all_here and (config.lockstep or self._coordinated):
             self._directory.open()
@@ -51,13 +51,8 @@ class DataParallel:
             insecure_tcp=config.insecure_tcp,
             log_level=config.engine.log_level,
         )
-        try:
-            keeper = CoordinatorKeeper(settings)
-            keeper.start()
-        except BaseException:
-            self._directory.close()
-            raise
-        self.keeper = keeper
+        self.keeper = CoordinatorKeeper(settings)
+        self.keeper.start()
         return self
 
     @property

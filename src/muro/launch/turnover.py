@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muro.config import RestartPolicy
-from muro.errors import InternalError, StartupError
+from muro.errors import StartupError, UsageError
 from muro.ids import EngineRank, Generation
 from muro.launch.attempt import Attempt, Replace
 from muro.launch.events import EngineAdded, EngineLeft, EngineProgress, EngineUnborn, Event
@@ -48,7 +48,7 @@ class Turnover:
     def begin(self, rank: EngineRank) -> Callable[[], None]:
         """Start the engine of a new rank; returns what gives that up. Raises StartupError."""
         if self._replace is None or rank in self._attempts:
-            raise InternalError(f"engine {rank} cannot be started here, or is being started already")
+            raise UsageError(f"engine {rank} cannot be started here, or its last start is not given up yet; try again")
         generation = Generation(self._last[rank] + 1 if rank in self._last else 0)
 
         def progressed(progress: StartupProgress) -> None:

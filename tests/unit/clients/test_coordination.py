@@ -14,6 +14,7 @@ from muro.transport.sockets import bind_xpub, bound_address, close, receive_nowa
 from muro.wire.coordination import FirstRequest, Publication, encode
 from muro.wire.frames import SUBSCRIBE
 from tests.support.coordinating import Coordinated, coordinated
+from tests.support.deadline import until
 
 PATIENCE_MS = 20_000
 
@@ -25,6 +26,10 @@ class Listener:
         self.coordination = Coordination(address, rule=rule).open()
         self._pump = Pump()
         self._pump.add(self.coordination.ear, lambda: None)
+
+    def looks(self) -> bool:
+        """Look at the socket, without waiting; nothing was said."""
+        return self._pump.poll(0) > 0
 
     def news(self) -> Publication | None:
         """What has come when something has."""
@@ -56,6 +61,9 @@ class Station:
         self.socket = bind_xpub(address)
         self._pump = Pump()
         self._pump.add(self.socket, lambda: None)
+
+    def has_news(self) -> bool:
+        return self._pump.poll(0) > 0
 
     def next(self) -> list[bytes]:
         assert self._pump.poll(PATIENCE_MS), "nothing comes"
@@ -163,6 +171,9 @@ def test_it_subscribes_again_by_itself(tmp_path: Path) -> None:
     listener = Listener(address)  # nobody is there yet
     for number in range(3):
         station = Station(address)
+        until(
+            lambda station=station: station.has_news() or listener.looks()
+        )  # libzmq says it anew when its socket is looked at
         assert station.next() == [SUBSCRIBE]
         station.says(encode(Publication([[number, 0]], number, False)))
         assert listener.news_until(lambda news: True).wave == number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -37,14 +37,19 @@ class Starts:
         self.outcomes = list(outcomes)
         self.asked: list[tuple[int, int]] = []
 
-    def __call__(self, rank: EngineRank, generation: Generation, *, on_progress: Any, cancel: Wakeup) -> Replacement:
-        self.asked.append((rank, generation))
-        outcome = self.outcomes.pop(0)
-        if callable(outcome):
-            outcome = outcome(cancel)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return Replacement(cast(Child, outcome), READY)
+    def __call__(
+        self, ranks: Sequence[EngineRank], generation: Generation, *, on_progress: Any, cancel: Wakeup
+    ) -> dict[EngineRank, Replacement]:
+        started = {}
+        for rank in ranks:
+            self.asked.append((rank, generation))
+            outcome = self.outcomes.pop(0)
+            if callable(outcome):
+                outcome = outcome(cancel)
+            if isinstance(outcome, Exception):
+                raise outcome
+            started[rank] = Replacement(cast(Child, outcome), READY)
+        return started
 
 
 class Watched:
