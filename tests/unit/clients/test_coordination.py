@@ -171,7 +171,7 @@ def test_it_subscribes_again_by_itself(tmp_path: Path) -> None:
     listener = Listener(address)  # nobody is there yet
     for number in range(3):
         station = Station(address)
-        until(lambda station=station: station.has_news() or listener.looks())  # libzmq says it anew when its socket is looked at
+        until(lambda station=station: station.has_news() or listener.looks())  # only looking makes libzmq say it anew
         assert station.next() == [SUBSCRIBE]
         station.says(encode(Publication([[number, 0]], number, False)))
         assert listener.news_until(lambda news: True).wave == number
