@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from muro.clients.aio_stream import AsyncStream, Feed
+from muro.clients.attempt import Attempt
 from muro.clients.engine import KnownEngine
 from muro.clients.interface import EngineStatus, OutputBatch
-from muro.clients.session import Attempt, Message, Session
+from muro.clients.session import Message, Session
 from muro.engine.interface import EngineCore
 from muro.errors import EngineDeadError
 from muro.ids import EngineRank, Generation
@@ -64,6 +65,10 @@ class MortalClient:
     def engines(self) -> list[EngineStatus]:
         engine = self.session.engines[RANK]
         return [EngineStatus(rank=RANK, generation=engine.generation, state=engine.state.value, ready=engine.ready)]
+
+    def check_health(self) -> None:
+        if self.death is not None:
+            raise self.death
 
     async def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> None:  # noqa: ASYNC109
         await self._serving.wait()

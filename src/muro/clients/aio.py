@@ -22,12 +22,14 @@ from typing import Any, TypeVar, cast
 
 from muro.clients.aio_stream import AsyncStream, Feed
 from muro.clients.arguments import check_timeout
+from muro.clients.attempt import Attempt
 from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
 from muro.clients.coordination import Coordination
 from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
-from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
+from muro.clients.scaling import DRAIN_TIMEOUT, Scaling
+from muro.clients.session import Message, Session, StatsListener, Unreadable
 from muro.clients.silence import TICK
 from muro.clients.status import engine_statuses
 from muro.clients.weak import weakly
@@ -158,6 +160,20 @@ class AsyncMPClient:
                 if not error.restarting or (deadline is not None and self._loop.time() >= deadline):
                     raise
             await self._next(self._patient, deadline)
+
+    async def scale(self, engines: int, *, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+        """See `EngineCoreClient.scale`; cancelling it is as an interrupt there."""
+        self._check_here()
+        check_timeout(drain_timeout)
+        scaling = Scaling(self._session, self._link, engines, drain_timeout, self._loop.time())
+        scaling.begin(self._wake_all)
+        try:
+            while not scaling.advance(self._loop.time()):
+                left = scaling.left(self._loop.time())
+                await self._next(self._patient, None if left is None else self._loop.time() + left)
+        finally:
+            scaling.end()
+        scaling.check()
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything. Blocks; any thread may call it."""

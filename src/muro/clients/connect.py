@@ -172,7 +172,18 @@ def _link(
         undo.callback(coordination.close)
         coordination.open()
     timeout, layout = config.close_timeout, _layout(started)
-    return Link(doors, supervisor, replacer, traffic, layout, timeout, remotes, shared, coordination)
+    link = Link(doors, supervisor, replacer, traffic, layout, timeout, remotes, shared, coordination)
+    link.fixed = _why_fixed(config, shared)
+    return link
+
+
+def _why_fixed(config: ConnectConfig, shared: DataParallel) -> str:
+    """Why the number of engines cannot change while they serve; empty: it can."""
+    if config.lockstep:
+        return "lockstep engines compute every step together, and were told at their start how many they are"
+    if config.start_rank or shared.stats_address is not None:
+        return "other front-ends have engines of the same group, and are not told"
+    return ""
 
 
 def _check_lockstep(config: ConnectConfig, started: Started) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muro.clients.engine import KnownEngine
+from muro.clients.engine import EngineState, KnownEngine
 from muro.errors import EngineDeadError, InvalidRequestError, MuroError
 from muro.ids import EngineRank, Generation
 from muro.parallel.balance import Balancer
@@ -36,8 +36,8 @@ class Fleet:
     def named(self, rank: int) -> KnownEngine:
         """The engine that a caller has named. Raises InvalidRequestError."""
         engine = self.engines.get(EngineRank(rank)) if type(rank) is int else None
-        if engine is None:
-            ranks = ", ".join(map(str, self.engines))
+        if engine is None or engine.leaving:
+            ranks = ", ".join(str(rank) for rank, engine in self.engines.items() if not engine.leaving)
             raise InvalidRequestError(f"there is no engine {rank!r} here; ranks: {ranks}", param="data_parallel_rank")
         return engine
 
@@ -67,7 +67,7 @@ class Fleet:
 
     def ended(self, engine: KnownEngine) -> None:
         """A request that was on an engine has ended, however."""
-        if engine.open and engine in self:
+        if engine.alive and engine in self:
             self.balancer.finished(engine.rank)
 
     def in_flight(self, rank: EngineRank) -> int:
@@ -78,7 +78,7 @@ class Fleet:
         """These have died: no request goes there any more. What they had sent may still come, until `died`."""
         for rank, error in dying.items():
             engine = self.engines.get(rank)
-            if engine is not None and engine.open and engine.generation == error.generation:
+            if engine is not None and engine.alive and engine.generation == error.generation:
                 engine.doomed = error
                 self.balancer.lost(rank)
 
@@ -95,12 +95,45 @@ class Fleet:
 
         Raises InternalError if the old one still lives.
         """
-        if generation > self.engines[rank].generation:
+        old = self.engines.get(rank)
+        if old is not None and generation > old.generation and old.state is not EngineState.LEFT:
             engine = KnownEngine(rank, generation)
-            self.engines[rank].replaced_by(engine)
+            old.replaced_by(engine)
             self.engines[rank] = engine
             engine.joined(ready)
+            engine.leaving = old.leaving
+            if not engine.leaving:
+                self.balancer.join(rank)
+
+    def add(self, rank: EngineRank, generation: Generation, ready: ReadyResponse | None) -> None:
+        """An engine of a new rank serves."""
+        engine = self.engines[rank] = KnownEngine(rank, generation)
+        engine.joined(ready)
+        for other in sorted(self.engines):
+            self.engines[other] = self.engines.pop(other)
+        self.balancer.join(rank)
+
+    def leave(self, rank: EngineRank) -> None:
+        """The engine of a rank gets no more requests; those that it has go on."""
+        self.engines[rank].leaving = True
+        self.balancer.leave(rank)
+
+    def stay(self, rank: EngineRank) -> None:
+        """It was not to leave after all."""
+        engine = self.engines[rank]
+        engine.leaving = False
+        if engine.alive:
             self.balancer.join(rank)
+
+    def left(self, rank: EngineRank, error: MuroError) -> None:
+        """It was let go; `error` is for what it had not finished."""
+        self.engines[rank].left(error)
+        self.balancer.lost(rank)
+
+    def remove(self, rank: EngineRank) -> None:
+        """It is gone, and known no more."""
+        self.engines.pop(rank, None)
+        self.balancer.lost(rank)
 
     @property
     def hopeless(self) -> bool:

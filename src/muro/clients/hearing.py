@@ -5,14 +5,25 @@ from __future__ import annotations
 from typing import Protocol
 
 from muro.clients.session import Session
-from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
+from muro.ids import EngineRank
+from muro.launch.events import (
+    EngineAdded,
+    EngineDied,
+    EngineGivenUp,
+    EngineLeft,
+    EngineReplaced,
+    EngineUnborn,
+    Event,
+)
 from muro.wire.coordination import Publication
 
 
 class Way(Protocol):
     """Where messages go; see `link.Link`."""
 
-    def adopt(self, event: EngineReplaced) -> None: ...
+    def adopt(self, event: EngineReplaced | EngineAdded) -> None: ...
+
+    def forget(self, rank: EngineRank) -> None: ...
 
     def heard(self, news: Publication) -> None: ...
 
@@ -27,6 +38,15 @@ def hear(event: Event, session: Session, way: Way) -> None:
             way.adopt(event)
         case EngineGivenUp():
             session.given_up(event.rank, event.error)
+        case EngineAdded():
+            session.fleet.add(event.rank, event.generation, event.ready)
+            way.adopt(event)
+        case EngineLeft():
+            session.fleet.remove(event.rank)
+            way.forget(event.rank)
+        case EngineUnborn():
+            if session.scaling is not None:
+                session.scaling.unborn(event.rank, event.error)
 
 
 def hear_coordinator(news: Publication, session: Session, way: Way, now: float) -> None:

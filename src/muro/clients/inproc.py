@@ -30,7 +30,7 @@ from muro.engine.interface import EngineCore
 from muro.engine.loader import build_engine, load_engine
 from muro.errors import EngineDeadError, LocalProtocolError, UsageError
 from muro.ids import ClientIndex, EngineRank, Generation
-from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced
+from muro.launch.events import EngineAdded, EngineDied, EngineGivenUp, EngineReplaced
 from muro.launch.events import Event as EngineEvent
 from muro.launch.rank import RankStatus
 from muro.wire.codec import OutputDecoder, OutputEncoder, RequestDecoder
@@ -160,8 +160,22 @@ class LocalEngine:
         """Nothing: its death is told with its last outputs."""
         return {}
 
-    def adopt(self, event: EngineReplaced) -> None:
-        """Nothing: it is not replaced."""
+    def adopt(self, event: EngineReplaced | EngineAdded) -> None:
+        """Nothing: it is not replaced, and the only one."""
+
+    def forget(self, rank: EngineRank) -> None:
+        """Nothing: it does not leave."""
+
+    def started_here(self) -> list[EngineRank]:
+        """Raises UsageError: there is one engine, in this process."""
+        raise UsageError("an engine in this process is the only one; for several, use muro.connect")
+
+    def grow(self, rank: EngineRank) -> Callable[[], None]:
+        """See `started_here`."""
+        raise UsageError("an engine in this process is the only one; for several, use muro.connect")
+
+    def let_go(self, rank: EngineRank) -> None:
+        """Nothing: it does not leave."""
 
     def heard(self, news: Publication) -> None:
         """Nothing: there is no coordinator."""

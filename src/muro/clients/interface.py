@@ -58,7 +58,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     rank: EngineRank
     generation: int = 0
     state: str
-    """"joining", "serving", "dead", "restarting" (dead, and a successor is on its way) or "replaced"."""
+    """"joining", "serving", "dead", "restarting" (dead, and a successor is on its way), "leaving" (it finishes what it
+    has), "left" (its process ends) or "replaced"."""
     ready: ReadyResponse | None = None
     """What the engine said of itself when it was ready."""
     pid: int | None = None
@@ -160,6 +161,19 @@ class EngineCoreClient(Protocol):
         """
         ...
 
+    def scale(self, engines: int, *, drain_timeout: float = ...) -> None:
+        """Change the number of engines while they serve; returns when it is so.
+
+        New ones are started here, and know nothing of what the others were told by calls. Those with the highest ranks
+        leave: they get no more requests, and end when they have finished theirs (in batches: when the last outputs
+        were taken), or after `drain_timeout` seconds; then their requests end with EngineDeadError. An interrupt gives
+        up what has not happened yet.
+
+        Raises InvalidRequestError (there cannot be so many), UsageError (it cannot be done here, or is being done
+        already), StartupError (not all new ones came up).
+        """
+        ...
+
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything; what waits raises ClientClosedError.
 
@@ -200,6 +214,8 @@ class AsyncEngineCoreClient(Protocol):
     def check_health(self) -> None: ...
 
     def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> Awaitable[None]: ...
+
+    def scale(self, engines: int, *, drain_timeout: float = ...) -> Awaitable[None]: ...
 
     def close(self, timeout: float | None = None) -> None:
         """As for threads; blocks. Inside the loop, `aclose` is better."""

@@ -29,7 +29,15 @@ from muro.clients.traffic import Traffic
 from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
 from muro.ids import EngineRank
 from muro.launch.data_parallel import DataParallel
-from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
+from muro.launch.events import (
+    EngineAdded,
+    EngineDied,
+    EngineProgress,
+    EngineReplaced,
+    EngineStalled,
+    EngineStarted,
+    Event,
+)
 from muro.launch.rank import RankStatus
 from muro.launch.remotes import Remotes
 from muro.launch.supervisor import Supervisor
@@ -107,7 +115,9 @@ class Link:
         self._swept = clock()
         self.silent: SilentEngines | None = None
         """Engines that are judged by what is heard of them."""
-        self._reported: dict[int, float | None] = {}
+        self.fixed = ""
+        """Why the number of engines cannot change; empty: it can."""
+        self._reported: dict[EngineRank, float | None] = {}
         """When the last statistics of each engine came."""
         self.dropped_messages = 0
 
@@ -160,7 +170,7 @@ class Link:
             message = self._decoder.decode(frames)
             if isinstance(message, EngineCoreOutputs):
                 if message.scheduler_stats is not None and message.engine_index in self._reported:
-                    self._reported[message.engine_index] = self._clock()
+                    self._reported[EngineRank(message.engine_index)] = self._clock()
                 if self.silent is not None:
                     self.silent.heard(message.engine_index)
             return message
@@ -220,8 +230,23 @@ class Link:
         died = [event for _, event in list(self._events) if isinstance(event, EngineDied)]
         return {event.rank: event.error for event in died}
 
-    def adopt(self, event: EngineReplaced) -> None:
-        """From now on send to the successor."""
+    def started_here(self) -> list[EngineRank]:
+        """See `scaling.Way`."""
+        if self.fixed:
+            raise UsageError(f"the number of engines cannot be changed: {self.fixed}")
+        return [rank for rank in self._reported if self._supervisor.status(rank) is not None]
+
+    def grow(self, rank: EngineRank) -> Callable[[], None]:
+        """Start an engine of a new rank; returns what gives that up. Raises StartupError."""
+        return self._supervisor.grow(rank)
+
+    def let_go(self, rank: EngineRank) -> None:
+        """End an engine that was started here for good."""
+        self._supervisor.let_go(rank, self._close_timeout)
+
+    def adopt(self, event: EngineReplaced | EngineAdded) -> None:
+        """From now on send to the successor, or to the new one."""
+        self._reported.setdefault(event.rank, None)
         identity = identity_of(event.rank)
         socket = self._replacer.adopt(event.rank, event.generation)
         if socket is None and self._remotes is not None:
@@ -236,6 +261,12 @@ class Link:
         """The coordinator has published."""
         if self.coordination is not None:
             self.coordination.heard(news)
+
+    def forget(self, rank: EngineRank) -> None:
+        """An engine is gone for good."""
+        self._reported.pop(rank, None)
+        if (socket := self._inputs.pop(identity_of(rank), None)) is not None:
+            sockets.close(socket, 0)
 
     def supervised(self, rank: EngineRank) -> RankStatus | None:
         """How the process of an engine is; None for one that was started elsewhere."""
@@ -291,7 +322,7 @@ class Link:
             self._supervisor.lost(rank, error)
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, EngineDied | EngineReplaced | EngineGivenUp):
+        if not isinstance(event, EngineStalled | EngineStarted | EngineProgress):
             wait = LAST_OUTPUTS_GRACE if isinstance(event, EngineDied) else 0.0
             self._events.append((self._clock() + wait, event))
             self._wake()

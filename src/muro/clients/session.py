@@ -19,11 +19,12 @@ import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from muro.clients.arguments import check_op, check_request, id_list
+from muro.clients.arguments import check_op, check_request, check_size, id_list
+from muro.clients.attempt import Attempt, Sink
 from muro.clients.calls import PendingCall, PendingCalls
 from muro.clients.engine import KnownEngine, again
 from muro.clients.fleet import Fleet
@@ -47,6 +48,9 @@ from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, 
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import SchedulerStats
 
+if TYPE_CHECKING:
+    from muro.clients.scaling import Scaling
+
 log = logging.getLogger(__name__)
 
 _FIRST_CLIENT = ClientIndex(0)
@@ -58,30 +62,10 @@ Message = list[Frame]
 StatsListener = Callable[[EngineRank, SchedulerStats], None]
 
 
-class Sink(Protocol):
-    """Where the outputs of one request go."""
-
-    def put(self, output: EngineCoreOutput) -> None: ...
-
-    def fail(self, error: MuroError) -> None: ...
-
-
 class Unreadable(msgspec.Struct, frozen=True):
     """A message that is not the protocol, and the ends of those requests in it that can be told."""
 
     ends: EngineCoreOutputs
-
-
-class Attempt:
-    """One request on its way through one engine."""
-
-    __slots__ = ("engine", "request_id", "sink", "wire_id")
-
-    def __init__(self, request_id: RequestId, wire_id: WireId, engine: KnownEngine, sink: Sink | None) -> None:
-        self.request_id = request_id
-        self.wire_id = wire_id
-        self.engine = engine
-        self.sink = sink
 
 
 class Session:
@@ -111,6 +95,10 @@ class Session:
         self.calls = PendingCalls(first_call)
         self.error: MuroError | None = None
         self.on_stats: StatsListener | None = None
+        self.scaling: Scaling | None = None
+        """The change of the number of engines that is under way."""
+        self.on_leaving_less: Callable[[], object] = lambda: None
+        """Called when an engine that is to leave has a request less."""
         self.late_outputs = 0
         self.wave = 0  # of lockstep engines
         self._client_index = client_index
@@ -185,7 +173,7 @@ class Session:
         outgoing.arrival_time = request.arrival_time or now
         outgoing.current_wave = request.current_wave or self.wave
         try:
-            frames = self._sized(engine.encoder.add(outgoing))
+            frames = check_size(engine.encoder.add(outgoing), self._largest)
         except LocalProtocolError as error:
             self.fleet.ended(engine)
             raise InvalidRequestError(f"the request cannot be sent: {error.message}", request_id=request_id) from error
@@ -228,7 +216,8 @@ class Session:
         """
         self.check()
         check_op(op)
-        engines = [self.fleet.named(rank)] if rank is not None else self.engines.values()
+        staying = [engine for engine in self.engines.values() if not engine.leaving]
+        engines = staying if rank is None else [self.fleet.named(rank)]
         method, known = (op, None) if isinstance(op, str) else (op.name, op)
         call, messages = PendingCall(method, known, done), []
         try:
@@ -236,7 +225,7 @@ class Session:
             for engine in engines:
                 engine.check_serving()
                 request = UtilityRequest(self._client_index, self.calls.expect(call, engine.rank), method, values)
-                messages.append([engine.identity, *self._sized(engine.encoder.call(request))])
+                messages.append([engine.identity, *check_size(engine.encoder.call(request), self._largest)])
         except LocalProtocolError as error:
             self.calls.end(call, error)
             raise InvalidRequestError(f"operation {method!r} cannot be called so: {error.message}") from error
@@ -311,8 +300,21 @@ class Session:
         self.calls.end_all(again(error), rank)
         if engine.restarting:
             self._end_in_batch(engine, error)
-        self._fail([attempt for attempt in self._live.values() if attempt.engine is engine], error)
+        self._fail(self._on(engine), error)
         return True
+
+    def let_go(self, rank: EngineRank, error: EngineDeadError) -> list[Message]:
+        """An engine that was leaving is about to be ended: what it has not finished ends with `error`.
+
+        Returns what to tell it.
+        """
+        engine = self.engines[rank]
+        messages = self._abort_messages(self._on(engine))
+        self.fleet.left(rank, error)
+        self.calls.end_all(again(error), rank)
+        self._end_in_batch(engine, error)
+        self._fail(self._on(engine), error)
+        return messages
 
     def succeeded(self, rank: EngineRank, generation: Generation, ready: ReadyResponse | None) -> None:
         """A later generation of a rank serves; nothing happens if that is known."""
@@ -365,16 +367,21 @@ class Session:
 
     def _end_in_batch(self, engine: KnownEngine, error: MuroError) -> None:
         """Requests of a dead engine that are read in batches end there, and may be sent again."""
-        bereft = [attempt for attempt in self._live.values() if attempt.engine is engine]
+        bereft = self._on(engine)
         if self._batches and bereft:
             why = OutputError(error.code, error.message, retryable=True)
             ends = [EngineCoreOutput(a.wire_id, [], finish_reason=FinishReason.ERROR, error=why) for a in bereft]
             self._unread.append(EngineCoreOutputs(engine_index=engine.rank, outputs=ends))
 
+    def _on(self, engine: KnownEngine) -> list[Attempt]:
+        return [attempt for attempt in self._live.values() if attempt.engine is engine]
+
     def _forget(self, attempt: Attempt) -> None:
         del self._live[attempt.wire_id]
         del self._by_caller[attempt.request_id]
         self.fleet.ended(attempt.engine)
+        if attempt.engine.leaving:
+            self.on_leaving_less()
 
     def _abort_messages(self, attempts: Iterable[Attempt]) -> list[Message]:
         by_engine: dict[EngineRank, list[str]] = {}
@@ -383,9 +390,3 @@ class Session:
                 by_engine.setdefault(attempt.engine.rank, []).append(attempt.wire_id)
         engines = self.engines
         return [[engines[rank].identity, *engines[rank].encoder.abort(ids)] for rank, ids in by_engine.items()]
-
-    def _sized(self, frames: list[Frame]) -> list[Frame]:
-        size = len(frames[0]) + len(frames[1]) + sum(memoryview(frame).nbytes for frame in frames[2:])
-        if size > self._largest:
-            raise LocalProtocolError(f"it has {size} bytes; the limit is {self._largest} (max_message_bytes)")
-        return frames

@@ -54,6 +54,8 @@ def _state(engine: KnownEngine, dying: EngineDeadError | None) -> tuple[str, str
     if dying is not None and engine.serving:
         return "restarting" if dying.restarting else "dead", dying.message
     error = "" if engine.error is None else engine.error.message
+    if engine.serving and engine.leaving:
+        return "leaving", error
     return "restarting" if engine.restarting else engine.state.value, error
 
 

@@ -19,21 +19,24 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from muro.clients.arguments import check_timeout
+from muro.clients.attempt import Attempt
 from muro.clients.calls import PendingCall
 from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
+from muro.clients.scaling import DRAIN_TIMEOUT, Scaling
 from muro.clients.seat import Seat, Waiter
-from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
-from muro.clients.status import Watched, engine_statuses
+from muro.clients.session import Message, Session, StatsListener, Unreadable
+from muro.clients.status import engine_statuses
+from muro.clients.sync_engines import Engines, NewsSource
 from muro.clients.sync_stream import Feed, SyncStream
 from muro.errors import CallTimeoutError, EngineDeadError, UsageError
 from muro.ids import EngineRank
-from muro.launch.events import EngineReplaced, Event
+from muro.launch.events import Event
 from muro.wire.coordination import Publication
 from muro.wire.ops import Op
 from muro.wire.output import EngineCoreOutputs
@@ -43,48 +46,6 @@ Reply = TypeVar("Reply")
 
 _CLOSE_PATIENCE = 2.0
 """Seconds that a receiving thread gets to leave the seat when another one closes the client."""
-
-
-class Engines(Watched, Protocol):
-    """What the client has of its engines; see `link.Link`. Called under the client's lock, save the last three."""
-
-    def send(self, message: Message) -> bool: ...
-
-    def look(self) -> None: ...
-
-    def refused(self, message: Message) -> None: ...
-
-    def due(self) -> float | None: ...
-
-    def now(self) -> float: ...
-
-    def events(self, now: float) -> Iterator[Event]: ...
-
-    def dying(self) -> dict[EngineRank, EngineDeadError]: ...
-
-    def adopt(self, event: EngineReplaced) -> None: ...
-
-    def heard(self, news: Publication) -> None: ...
-
-    def check_process(self) -> None: ...
-
-    def stop(self, timeout: float | None = None) -> None: ...
-
-    def release(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-
-class NewsSource(Protocol):
-    """Where their news come from; see `polling.Polling`. Called by the holder of the seat, save `interrupt`."""
-
-    def wait(self, timeout: float | None) -> bool: ...
-
-    def take(self) -> Sequence[EngineCoreOutputs | Unreadable | Publication]: ...
-
-    def interrupt(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class ThreadsClient:
@@ -208,6 +169,33 @@ class ThreadsClient:
         finally:
             with self._lock:
                 self._patient.pop(waiter, None)
+
+    def scale(self, engines: int, *, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+        """See `EngineCoreClient.scale`."""
+        self._seat.check_may_wait()
+        self._enter()
+        check_timeout(drain_timeout)
+        waiter, clock = Waiter(), time.monotonic
+        scaling = Scaling(self._session, self._link, engines, drain_timeout, clock())
+        over = False
+
+        def done() -> bool:
+            nonlocal over
+            over = scaling.advance(clock())
+            self._patient[waiter] = None
+            return over
+
+        with self._lock:
+            self._catch_up()
+            scaling.begin(partial(self._seat.ring, waiter))
+        try:
+            while not over:
+                self._seat.wait(waiter, done, self._receive, scaling.left(clock()))
+        finally:
+            with self._lock:
+                self._patient.pop(waiter, None)
+                scaling.end()
+        scaling.check()
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything; any thread may call it, also again."""

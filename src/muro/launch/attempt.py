@@ -47,7 +47,8 @@ class Attempt:
 
     Args:
         replace: does the work.
-        previous: the dead child of each rank; whatever it has left behind is ended, and its handle closed.
+        previous: the dead child of each rank, None for a new one; whatever it has left behind is ended, and its handle
+            closed.
         on_done: called in the attempt's thread when there is an outcome.
     """
 
@@ -55,7 +56,7 @@ class Attempt:
         self,
         replace: Replace,
         generation: Generation,
-        previous: Mapping[EngineRank, Child],
+        previous: Mapping[EngineRank, Child | None],
         on_done: Callable[[], None],
         on_progress: OnProgress,
     ) -> None:
@@ -104,7 +105,7 @@ class Attempt:
     def _run(self) -> None:
         outcome: Replacements | Exception
         try:
-            for child in self._previous.values():
+            for child in filter(None, self._previous.values()):
                 child.close()
             ranks = list(self._previous)
             outcome = self._replace(ranks, self.generation, on_progress=self._progressed, cancel=self._cancel)

@@ -74,16 +74,7 @@ def plan_launch(
     """
     num_local, first = config.num_local, config.start_rank
     local = {
-        EngineRank(rank): msgspec.structs.replace(
-            config.engine,
-            rank=rank,
-            handshake_address=handshake_address,
-            local=True,
-            headless=False,
-            curve=keys,
-            insecure_tcp=config.insecure_tcp,
-            lockstep=group or config.engine.lockstep,
-        )
+        EngineRank(rank): _local(config, EngineRank(rank), handshake_address, keys, group)
         for rank in range(first, first + num_local)
     }
     expected = {
@@ -110,10 +101,34 @@ def plan_replacement(
     keys: CurveKeys | None = None,
     group: LockstepConfig | None = None,
 ) -> LaunchPlan:
-    """As `plan_launch`, for the successors of engines that were started here."""
+    """As `plan_launch`, for successors of engines that were started here, or for one of a new rank."""
     plan = plan_launch(config, addresses, handshake_address, features, keys, group)
-    local = {rank: msgspec.structs.replace(plan.local[rank], generation=generation) for rank in ranks}
-    return msgspec.structs.replace(plan, local=local, expected={rank: plan.expected[rank] for rank in local})
+    local = {
+        rank: msgspec.structs.replace(_local(config, rank, handshake_address, keys, group), generation=generation)
+        for rank in ranks
+    }
+    expected = dict.fromkeys(local, Expected(local=True, headless=False))
+    env = engine_environment(config.env, max(config.num_local, max(local) - config.start_rank + 1))
+    return msgspec.structs.replace(plan, local=local, expected=expected, env=env)
+
+
+def _local(
+    config: ConnectConfig,
+    rank: EngineRank,
+    handshake_address: str,
+    keys: CurveKeys | None,
+    group: LockstepConfig | None,
+) -> EngineConfig:
+    return msgspec.structs.replace(
+        config.engine,
+        rank=rank,
+        handshake_address=handshake_address,
+        local=True,
+        headless=False,
+        curve=keys,
+        insecure_tcp=config.insecure_tcp,
+        lockstep=group or config.engine.lockstep,
+    )
 
 
 def parallel_config(group: LockstepConfig | None) -> dict[str, Any]:

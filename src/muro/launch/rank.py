@@ -12,11 +12,13 @@ import msgspec
 from muro.config import RestartPolicy
 from muro.errors import EngineDeadError
 from muro.ids import EngineRank, Generation
-from muro.launch.attempt import Attempt
+from muro.launch.attempt import Attempt, Replacements
 from muro.launch.death import Death
 from muro.launch.restart import RankState, Restarts
 from muro.launch.spawn import Child
 from muro.wire.progress import Progress
+
+FIRST = Generation(0)
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +67,11 @@ class Rank:
 class Group:
     """Engines that are restarted together, and what becomes of them."""
 
-    def __init__(self, ranks: Sequence[Rank], policy: RestartPolicy, now: float) -> None:
+    def __init__(
+        self, ranks: Sequence[Rank], policy: RestartPolicy, now: float, generation: Generation = FIRST
+    ) -> None:
         self.ranks = list(ranks)
-        self.restarts = Restarts(policy)
+        self.restarts = Restarts(policy, generation)
         self.attempt: Attempt | None = None
         self.died_at = now
         self.started_at = now
@@ -85,6 +89,26 @@ class Group:
     def running(self) -> bool:
         """Whether its engines serve, as far as was found out."""
         return self.restarts.state is RankState.RUNNING
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was let go."""
+        return self.restarts.state is RankState.LEAVING
+
+    def let_go(self, kill_at: float) -> None:
+        """Ask the children to end, by `kill_at`, and give up what is being started."""
+        self.restarts.let_go()
+        for one in self.ranks:
+            one.kill_at = kill_at
+            one.child.terminate()
+        if self.attempt is not None:
+            self.attempt.cancel()
+
+    def born_too_late(self, outcome: Replacements | Exception, now: float) -> None:
+        """Successors that nobody wants any more are killed at once."""
+        if not isinstance(outcome, Exception):
+            for one in self.ranks:
+                one.child, one.ended, one.kill_at = outcome[one.rank].child, False, now
 
     @property
     def ended(self) -> bool:

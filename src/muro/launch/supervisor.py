@@ -1,4 +1,4 @@
-"""Watch the engines that were started here, tell what happens to them, start their successors.
+"""Watch the engines that were started here, tell what happens to them, start their successors, and more of them.
 
 One thread ("muro-supervisor") waits for the ends of children, ticks, and calls the listeners. Invariants:
 
@@ -9,6 +9,7 @@ One thread ("muro-supervisor") waits for the ends of children, ticks, and calls 
   of a supervisor. After `stop` nothing is told.
 - The supervisor owns the children. A successor is started only when its predecessor has ended.
 - Lockstep engines are one group: the death of one ends all, is told of all as the cause, and all start again together.
+- Whoever has left is buried by the supervisor's own thread, without the lock: what it left behind may take its time.
 - `stop` may be called from any thread, by a finalizer even in the supervisor's own; it is bounded.
 - In a forked process a supervisor does nothing: the children are the parent's.
 """
@@ -35,11 +36,14 @@ from muro.launch.events import (
     EngineStalled,
     EngineStarted,
     Event,
+    nameless_death,
 )
+from muro.launch.listeners import Listener, Listeners
 from muro.launch.rank import Group, Rank, RankStatus
 from muro.launch.restart import Decision, RankState
 from muro.launch.spawn import Child
 from muro.launch.startup import StartupProgress
+from muro.launch.turnover import Turnover
 from muro.launch.watchdog import OwnTime, Verdict
 from muro.transport.pump import Pump
 from muro.transport.wakeup import Wakeup
@@ -54,9 +58,8 @@ ENDING_TIMEOUT = 6.0
 """Seconds that an engine that has announced its death gets to end by itself."""
 _JOIN_TIMEOUT = 3.0
 
-Listener = Callable[[Event], None]
 Watch = Callable[[EngineRank, Generation, Child, float], Verdict | None]
-"""Called with each engine that runs, each tick, in the supervisor's thread, and with the seconds that this thread has
+"""Called each tick, in the supervisor's thread, with each engine that runs, and with the seconds that this thread has
 counted so far (see `watchdog.OwnTime`). A verdict has the engine killed."""
 
 
@@ -90,7 +93,9 @@ class Supervisor:
         ranks = [Rank(rank, child, now) for rank, child in children.items()]
         together = [ranks] if lockstep and ranks else [[one] for one in ranks]
         self._groups = [Group(some, self._policy, now) for some in together]
-        self._listeners: tuple[Listener, ...] = ()
+        """Replaced when one comes or goes, never changed."""
+        self._turnover = Turnover(replace, self._policy, self._wake, self.publish)
+        self._listeners = Listeners()
         self._lock = threading.RLock()
         self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="muro-supervisor", daemon=True)
@@ -110,14 +115,7 @@ class Supervisor:
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with every event from now on; returns what ends that."""
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
-
-        def unsubscribe() -> None:
-            with self._lock:
-                self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
-
-        return unsubscribe
+        return self._listeners.add(listener)
 
     def look(self) -> None:
         """Find out now what has happened; listeners have been told when this returns."""
@@ -127,6 +125,9 @@ class Supervisor:
             now = self._clock()
             for group in self._groups:
                 self._look_at(group, now)
+            if born := self._turnover.settle(now):
+                self._groups = [*self._groups, *born]
+                self._wake()
             if self._name_by is not None and now >= self._name_by:
                 self._name_by = None
                 self.publish(nameless_death())
@@ -150,6 +151,8 @@ class Supervisor:
                 if one.unannounced:
                     one.unannounced = False
                     return
+            if self._turnover.announced() or any(group.leaving and group.culprit() for group in self._groups):
+                return
             if not self._groups:
                 self.publish(nameless_death())
             elif self._name_by is None:
@@ -176,6 +179,18 @@ class Supervisor:
             self.publish(EngineDied(rank, Generation(0), error))
             self.publish(EngineGivenUp(rank, error))
 
+    def grow(self, rank: EngineRank) -> Callable[[], None]:
+        """Start an engine of a new rank; returns what gives that up. EngineAdded or EngineUnborn tells the outcome."""
+        with self._lock:
+            return self._turnover.begin(rank)
+
+    def let_go(self, rank: EngineRank, timeout: float) -> None:
+        """End the engine of a rank for good, `timeout` seconds after SIGTERM. EngineLeft tells that it is gone."""
+        with self._lock:
+            if (found := self._find(rank)) is not None:
+                found[0].let_go(self._clock() + timeout)
+                self._wake()
+
     def stop(self, timeout: float) -> None:
         """End all children, and whatever is being started; they get `timeout` seconds together after SIGTERM."""
         if os.getpid() != self._owner:
@@ -183,13 +198,14 @@ class Supervisor:
         with self._lock:
             self._stopped = True
             attempts = [group.attempt for group in self._groups if group.attempt is not None]
+            attempts += self._turnover.take_all()
             for attempt in attempts:
                 attempt.cancel()
             self._wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_TIMEOUT)
         started = [child for attempt in attempts for child in attempt.abandon(_JOIN_TIMEOUT)]
-        shutdown.stop([*(one.child for one in self._ranks()), *started], timeout)
+        shutdown.stop([*(one.child for one in self._ranks()), *self._turnover.departed, *started], timeout)
         with self._lock:
             self._wakeup.close()
 
@@ -205,6 +221,7 @@ class Supervisor:
                 pump.poll(int(max(0.0, min(self._due(), tick_at) - self._clock()) * 1000) + 1)
                 self._wakeup.clear()
                 self.look()
+                self._turnover.bury()
                 if (now := self._clock()) >= tick_at:
                     tick_at = now + TICK
                     self._judge(own.tick(now))
@@ -254,6 +271,9 @@ class Supervisor:
             self._settle(group, group.attempt, now)
         if group.ended and (generation := group.restarts.start(now)) is not None:
             self._begin(group, generation, now)
+        if group.leaving and group.ended and group.attempt is None:
+            self._groups = [other for other in self._groups if other is not group]
+            self._turnover.departs(group)
 
     def _bury(self, group: Group, culprit: Rank, now: float) -> None:
         """An engine has ended, or is about to, and its group with it; decide what follows."""
@@ -320,6 +340,9 @@ class Supervisor:
             return
         group.attempt = None
         group.start_took = now - group.started_at
+        if group.leaving:
+            group.born_too_late(outcome, now)
+            return
         if isinstance(outcome, Exception):
             self._failed(group, attempt.generation, outcome, now)
             return
@@ -368,20 +391,9 @@ class Supervisor:
     def publish(self, event: Event) -> None:
         """Tell every listener, unless this was stopped; also for others who know of engines. Any thread."""
         with self._lock:
-            if self._stopped:
-                return
-            for listener in self._listeners:
-                try:
-                    listener(event)
-                except Exception:
-                    log.exception("a listener for events of engines failed")
+            if not self._stopped:
+                self._listeners.tell(event)
 
     def _wake(self) -> None:
         with self._lock:
             self._wakeup.set()
-
-
-def nameless_death() -> EngineGivenUp:
-    """An engine has announced its death, and nobody can say more."""
-    error = EngineDeadError("an engine has announced that it failed and ends; the cause stands in its own log")
-    return EngineGivenUp(None, error)

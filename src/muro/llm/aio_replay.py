@@ -18,7 +18,7 @@ import weakref
 from collections.abc import AsyncIterator, Hashable, Iterable
 
 from muro.clients.interface import AsyncEngineCoreClient, AsyncOutputStream
-from muro.errors import EngineDeadError, UsageError
+from muro.errors import EngineDeadError, MuroError, UsageError
 from muro.ids import EngineRank, Generation
 from muro.llm import replay
 from muro.llm.quarantine import Quarantine
@@ -78,6 +78,16 @@ class AsyncRequests:
         """Whether there will be another engine, and patience until then."""
         return death.restarting and self.policy.restart_wait > 0
 
+    def goes_on(self, death: EngineDeadError) -> bool:
+        """Whether there is another engine already, or will be."""
+        if self.waits_for(death):
+            return True
+        try:
+            self.client.check_health()
+        except MuroError:
+            return False
+        return self.replays
+
     async def turn(self, key: int) -> None:
         """Wait until somebody may run who could not before."""
         self._turns[key] = turn = asyncio.get_running_loop().create_future()
@@ -113,7 +123,7 @@ class ReplayedStream:
     """See `interface.AsyncOutputStream`: outputs of one request, of however many attempts, each once."""
 
     __slots__ = (
-        "__weakref__", "_aborted", "_begun", "_bereft", "_death", "_delivered", "_limit", "_loop", "_open", "_owner",
+        "__weakref__", "_aborted", "_bereft", "_death", "_delivered", "_limit", "_loop", "_open", "_owner",
         "_request", "_stream", "key",
     )  # fmt: skip
 
@@ -124,7 +134,6 @@ class ReplayedStream:
         self._delivered: list[int] = []
         self._stream: AsyncOutputStream | None = None
         self._death: EngineDeadError | None = None
-        self._begun = False
         self._bereft = False
         self._limit: asyncio.Timeout | None = None
         self._aborted = False
@@ -224,8 +233,6 @@ class ReplayedStream:
         if stream.engine is not None:
             self._owner.quarantine.began(self.key, stream.engine)
         self._stream = stream
-        self._owner.metrics.replayed += self._begun
-        self._begun = True
 
     def _take(self, output: EngineCoreOutput) -> EngineCoreOutput:
         """Hand it out: from now on it is delivered."""
@@ -238,7 +245,7 @@ class ReplayedStream:
         return output
 
     def _lost(self, death: EngineDeadError) -> None:
-        """The engine under it has died: it goes to another one at once, or waits for its successor.
+        """The engine under it has died: it goes to another one at once, or waits for the successor.
 
         Raises if the request cannot go on.
         """
@@ -253,12 +260,13 @@ class ReplayedStream:
             owner.metrics.quarantined += 1
             log.error("request %s is quarantined: %s", self._request.request_id, verdict)
             raise verdict
-        self._death = death.with_traceback(None)  # its frames hold this stream
+        self._mourn(death)
         self._check()
+        owner.metrics.replayed += 1
 
     def _mourn(self, death: EngineDeadError) -> None:
-        """Remember whose successor is waited for. Raises if there will be none; then the stream has ended."""
-        if not self._owner.waits_for(death):
+        """Remember why it is on no engine. Raises if there will be none; then the stream has ended."""
+        if not self._owner.goes_on(death):
             self._end()
             raise death
         self._death = death.with_traceback(None)  # its frames hold this stream

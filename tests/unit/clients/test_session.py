@@ -353,4 +353,4 @@ def test_every_request_ends_exactly_once(script: list[tuple[str, int]]) -> None:
     for number, sink in enumerate(sinks):
         assert sink.endings == (0 if number in dropped and not sink.endings else 1)
         assert all(o.finish_reason is None for o in sink.outputs[:-1])
-    assert len(session) == 0 and all(engine.in_flight == 0 for engine in session.engines.values())
+    assert len(session) == 0 and not any(map(session.fleet.in_flight, session.engines))

@@ -12,9 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from muro.clients.attempt import Attempt
 from muro.clients.calls import PendingCall
 from muro.clients.engine import KnownEngine
-from muro.clients.session import Attempt, Message, Session
+from muro.clients.session import Message, Session
 from muro.errors import ClientClosedError, EngineDeadError, InvalidRequestError, MuroError, RequestFailedError
 from muro.ids import EngineRank, Generation
 from muro.wire.codec import RequestDecoder
