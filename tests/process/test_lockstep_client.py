@@ -17,6 +17,7 @@ import muro
 from muro import ConfigError, EngineDeadError, StartupError, SyncMPClient, connect, connect_async
 from muro.config import ConnectConfig, EngineConfig, LockstepConfig, RestartPolicy
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
+from muro.wire.failure import ExitCode
 from muro.wire.output import FinishReason
 from tests.support.asking import FOREVER, ask
 from tests.support.counts import count
@@ -263,3 +264,13 @@ def test_ranks_elsewhere_join_the_group_and_end_it() -> None:
             with pytest.raises(EngineDeadError):
                 for n in range(100):
                     generate(client, f"x{n}", 5, 0)
+
+
+def test_fc40_a_rank_elsewhere_ends_with_its_front_end() -> None:
+    port = free_port()
+    where = {"host": "127.0.0.1", "handshake_port": port, "num_local_engines": 1}
+    with engine_elsewhere(f"tcp://127.0.0.1:{port}", "sim", options=PACE, rank=1) as other:
+        with lockstep(2, **where) as client:
+            stream = client.generate(ask("long", FOREVER))
+            next(stream)
+        assert other.wait(20) == ExitCode.LOST_PARENT
