@@ -26,6 +26,7 @@ from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, rel
 from muro.clients.hearing import hear
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
+from muro.clients.parts import Watcher
 from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
 from muro.clients.silence import TICK
 from muro.clients.status import engine_statuses
@@ -127,6 +128,11 @@ class AsyncMPClient:
     def engines(self) -> list[EngineStatus]:
         """How each engine is, by rank."""
         return engine_statuses(self._session, self._link)
+
+    @property
+    def supervisor(self) -> Watcher:
+        """For others who want to hear of the engines' processes."""
+        return self._link.supervisor
 
     def observe_stats(self, listener: StatsListener | None) -> None:
         """Call `listener(rank, stats)` for every statistics report of an engine."""

@@ -15,7 +15,7 @@ import msgspec
 
 from muro.clients.aio import AsyncMPClient
 from muro.clients.closing import in_thread
-from muro.clients.doors import Doors
+from muro.clients.doors import Doors, Shared
 from muro.clients.engine import KnownEngine
 from muro.clients.link import Link
 from muro.clients.polling import Polling
@@ -25,6 +25,7 @@ from muro.clients.sync import SyncMPClient
 from muro.clients.traffic import Traffic
 from muro.config import ConnectConfig, EngineConfig
 from muro.errors import ConfigError
+from muro.ids import ClientIndex
 from muro.launch.interpreter import engine_name
 from muro.launch.plan import plan_launch
 from muro.launch.remotes import Entrance, Remotes
@@ -38,6 +39,7 @@ from muro.wire.releases import NEWEST, Layout, layout_of_engine
 
 OnProgress = Callable[[StartupProgress], None]
 
+_FIRST = ClientIndex(0)
 _OURS = frozenset({"rank", "generation", "handshake_address", "local", "headless", "curve", "insecure_tcp", "rejoin"})
 _CONNECT = frozenset(ConnectConfig.__struct_fields__) - {"engine"}
 _ENGINE = frozenset(EngineConfig.__struct_fields__) - _OURS
@@ -76,14 +78,19 @@ def connect(
 
 
 async def connect_async(
-    config: ConnectConfig | None = None, *, on_progress: OnProgress | None = None, **settings: Any
+    config: ConnectConfig | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+    shared: Shared | None = None,
+    **settings: Any,
 ) -> AsyncMPClient:
     """As `connect`, for the running asyncio loop. Cancelling it takes down what was started.
 
-    `on_progress` is called in another thread.
+    `on_progress` is called in another thread. `shared` says with which other client processes the engines are shared;
+    see `crew`.
     """
     config = make_config(config, settings)
-    doors = Doors.open(config)
+    doors = Doors.open(config, shared)
     started: list[Started] = []
     with contextlib.ExitStack() as undo, Wakeup() as cancel:
         undo.callback(doors.close)
@@ -91,7 +98,7 @@ async def connect_async(
         await in_thread(lambda: started.append(_start(config, doors, on_progress, cancel)), cancel.set)
         link = _link(config, doors, started[0])
         undo.callback(link.stop, 0.0)
-        session = _session(started[0], config)
+        session = _session(started[0], config, doors.client)
         link.listen_for(session, config.stall_limit)
         client = AsyncMPClient(session, link).start()
         undo.pop_all()
@@ -161,7 +168,7 @@ def _features() -> Features:
     return Features(version("muro"), [HEARTBEAT])
 
 
-def _session(started: Started, config: ConnectConfig) -> Session:
+def _session(started: Started, config: ConnectConfig, client: ClientIndex = _FIRST) -> Session:
     engines = {}
     for rank, ready in started.responses.items():
         engines[rank] = KnownEngine(rank)
@@ -170,6 +177,7 @@ def _session(started: Started, config: ConnectConfig) -> Session:
     return Session(
         engines,
         nonce=secrets.token_hex(4),
+        client_index=client,
         first_call=secrets.randbits(40) + 1,
         largest=config.engine.limits.max_message_bytes,
     )

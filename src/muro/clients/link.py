@@ -20,8 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from muro.clients.doors import Doors
-from muro.clients.replacing import Replacer
+from muro.clients.parts import Entry, Successors, Watcher
 from muro.clients.session import Message, Session, Unreadable
 from muro.clients.silence import SilentEngines
 from muro.clients.traffic import Traffic
@@ -30,7 +29,6 @@ from muro.ids import EngineRank
 from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
 from muro.launch.rank import RankStatus
 from muro.launch.remotes import Remotes
-from muro.launch.supervisor import Supervisor
 from muro.transport import sockets
 from muro.transport.sockets import Frame, Socket, send_nowait
 from muro.wire.codec import Marker, OutputDecoder
@@ -68,9 +66,9 @@ class Link:
 
     def __init__(
         self,
-        doors: Doors,
-        supervisor: Supervisor,
-        replacer: Replacer,
+        doors: Entry,
+        supervisor: Watcher,
+        replacer: Successors,
         traffic: Traffic,
         layout: Layout,
         close_timeout: float,
@@ -115,7 +113,7 @@ class Link:
             self._remotes.open()
 
     @property
-    def supervisor(self) -> Supervisor:
+    def supervisor(self) -> Watcher:
         """For others who want to hear of the engines."""
         return self._supervisor
 

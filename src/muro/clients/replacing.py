@@ -24,7 +24,7 @@ from muro.launch.startup import start
 from muro.transport import sockets
 from muro.transport.sockets import Socket
 from muro.transport.wakeup import Wakeup
-from muro.wire.handshake import Addresses, Features
+from muro.wire.handshake import Features
 
 
 class Replacer:
@@ -37,8 +37,8 @@ class Replacer:
 
     def __init__(self, config: ConnectConfig, doors: Doors) -> None:
         self._config = config
+        self._doors = doors
         self._wall = doors.wall
-        self._outputs = doors.addresses.outputs
         self._keys = doors.engine_keys
         self._lock = threading.RLock()
         self._waiting: dict[tuple[EngineRank, Generation], Socket] = {}
@@ -62,7 +62,7 @@ class Replacer:
                     self._config,
                     rank,
                     generation,
-                    Addresses([sockets.bound_address(inputs)], self._outputs),
+                    self._doors.addresses_with(inputs, rank, generation),
                     sockets.bound_address(handshake),
                     Features(version("muro")),
                     self._keys,
