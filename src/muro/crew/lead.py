@@ -115,7 +115,7 @@ class _Crew:
         self._directory = directory
         self._start = start
         self._stops = stops
-        self._lines = Lines(config.servers, self._hear).open(directory)
+        self._lines = Lines(config.servers, self._hear)
         self._servers = Servers(config.servers, self._start_server, config.restart, self._server_ended)
         self._counting = Counting(self._lines.say)
         self._engines: Engines | None = None
@@ -127,6 +127,7 @@ class _Crew:
 
     async def begin(self, connect: ConnectConfig, on_progress: OnProgress | None) -> AsyncMPClient | None:
         """Start all, and return when all serve: the client; None if a stop was asked for meanwhile."""
+        self._lines.open(self._directory)
         self._servers.open()
         shared = Shared(self._directory.path, self._config.servers)
         starting = asyncio.ensure_future(connect_async(connect, on_progress=on_progress, shared=shared))

@@ -11,7 +11,7 @@ from muro.crew.words import FromServer, Membership, ToServer, decode_to_server, 
 from muro.errors import RemoteProtocolError
 from muro.transport.aio import AsyncReader
 from muro.transport.pump import Pump
-from muro.transport.sockets import Frame, close, connect_dealer, send_nowait
+from muro.transport.sockets import Frame, Socket, close, connect_dealer, send_nowait
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +35,13 @@ class Line:
         self._membership = membership
         self._hear = hear
         self._reader = AsyncReader(asyncio.get_running_loop())
+        self._opened: list[Socket] = []
 
     def open(self) -> Line:
         """Dial. Raises ConfigError."""
         member = self._membership
         self._socket = connect_dealer(member.line, identity_on_line(member.index, member.generation), linger_ms=0)
+        self._opened.append(self._socket)
         self._reader.watch(self._socket, self._on_frames)
         return self
 
@@ -59,9 +61,10 @@ class Line:
         self._reader.nudge(self._socket)
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; may be called twice, and without `open`."""
         self._reader.close()
-        close(self._socket, 0)
+        while self._opened:
+            close(self._opened.pop(), 0)
 
     def _on_frames(self, frames: list[Frame]) -> None:
         try:

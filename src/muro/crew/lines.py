@@ -11,7 +11,7 @@ from muro.crew.words import MAX_WORD_BYTES, FromServer, ToServer, decode_from_se
 from muro.errors import RemoteProtocolError
 from muro.transport.aio import AsyncReader
 from muro.transport.endpoint import EndpointDirectory, ipc_endpoint
-from muro.transport.sockets import Frame, bind_router, bound_address, close, send_nowait
+from muro.transport.sockets import Frame, Socket, bind_router, bound_address, close, send_nowait
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +32,12 @@ class Lines:
         self._reader = AsyncReader(asyncio.get_running_loop())
         self._callers: dict[int, tuple[bytes, int]] = {}
         """Identity and generation of those that have said something, by index."""
+        self._opened: list[Socket] = []
 
     def open(self, directory: EndpointDirectory) -> Lines:
         """Bind. Raises ConfigError."""
         self._socket = bind_router(ipc_endpoint(directory, _ROLE), max_bytes=MAX_WORD_BYTES)
+        self._opened.append(self._socket)
         self._reader.watch(self._socket, self._on_frames)
         return self
 
@@ -59,9 +61,10 @@ class Lines:
         self._callers.pop(index, None)
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; may be called twice, and without `open`."""
         self._reader.close()
-        close(self._socket, 0)
+        while self._opened:
+            close(self._opened.pop(), 0)
 
     def _send(self, index: int, encoded: bytes) -> bool:
         caller = self._callers.get(index)

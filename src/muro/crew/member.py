@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 import time
@@ -33,6 +34,7 @@ from muro.crew.words import (
     Total,
 )
 from muro.errors import EngineDeadError, StartupError
+from muro.ids import EngineRank
 from muro.launch.events import EngineReplaced
 from muro.observe.metrics import Numbers
 from muro.wire.releases import NEWEST, Layout, layout_of_engine
@@ -68,22 +70,19 @@ class Member:
         Raises ConfigError, StartupError. Nobody is told of progress: the parent knows more.
         """
         config = config or ConnectConfig()
-        doors = ServerDoors(self._membership, config.engine.limits.max_message_bytes).open()
-        self._standin = standin = StandIn(doors, self._line.open())
-        self._line.say(Joining(self._membership.index, self._membership.generation))
-        words = (await self._begun).engines
-        engines = {word.rank: await _known(word, doors, standin) for word in words}
-        session = Session(
-            engines,
-            nonce=secrets.token_hex(4),
-            client_index=self._membership.index,
-            first_call=secrets.randbits(40) + 1,
-            largest=config.engine.limits.max_message_bytes,
-        )
+        with contextlib.ExitStack() as undo:
+            doors = ServerDoors(self._membership, config.engine.limits.max_message_bytes).open()
+            undo.callback(doors.close)
+            self._standin = standin = StandIn(doors, self._line.open())
+            self._line.say(Joining(self._membership.index, self._membership.generation))
+            words = (await self._begun).engines
+            engines = {word.rank: await _known(word, doors, standin) for word in words}
+            undo.pop_all()
         link = Link(doors, standin, doors, Traffic(), _layout(engines.values()), config.close_timeout)
         for word in words:
             if word.generation and word.ready is not None:
                 link.adopt(EngineReplaced(word.rank, word.generation, word.ready, 0, 0.0))
+        session = self._session(engines, config)
         link.listen_for(session, None)
         return AsyncMPClient(session, link).start()
 
@@ -111,6 +110,15 @@ class Member:
     def close(self) -> None:
         """Hang up. The client must be closed before."""
         self._line.close()
+
+    def _session(self, engines: dict[EngineRank, KnownEngine], config: ConnectConfig) -> Session:
+        return Session(
+            engines,
+            nonce=secrets.token_hex(4),
+            client_index=self._membership.index,
+            first_call=secrets.randbits(40) + 1,
+            largest=config.engine.limits.max_message_bytes,
+        )
 
     def _hear(self, word: ToServer) -> None:
         match word:
