@@ -188,6 +188,18 @@ class ServeOptions(RankOptions, frozen=True, kw_only=True):
             rich_help_panel=_HTTP,
         ),
     ] = 0.0
+    api_server_count: Annotated[
+        int,
+        typer.Option(
+            "--api-server-count",
+            "-asc",
+            min=1,
+            max=64,
+            help="Server processes on this port, in front of the same engines. One that dies is replaced, and only its "
+            "own answers end. Bounds of HTTP hold for each of them.",
+            rich_help_panel=_HTTP,
+        ),
+    ] = 1
     headless: Annotated[
         bool,
         typer.Option(

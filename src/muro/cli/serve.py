@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags, restart_policy
@@ -25,6 +26,7 @@ Examples:
     muro serve ~/.cache/muro/models/SmolLM2-135M-Instruct
     muro serve --engine echo --port 9000
     muro serve --engine my_engine.py:MyEngine --engine-option depth=3
+    muro serve demo --data-parallel-size 2 --api-server-count 2
     muro serve demo --headless -dpa 10.0.0.1 -dpp 29550
 
 {EXIT_CODES}
@@ -100,13 +102,20 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     )
     config = _server_config(options)
     raise_file_limit()
+    keyed = options.api_key_file is not None
+    if options.api_server_count > 1:
+        from muro.cli.serve_many import serve_many
+
+        stopping.begin()
+        many, level, restart = options.api_server_count, options.log_level.upper(), restart_policy(options)
+        return _ended(serve_many(many, choice, connect, config, restart, level, partial(_announce, keyed=keyed)))
     listener = bind(config.host, config.port)
     stopping.begin()
     with StartupShow() as show:
 
         def on_serving(url: str, service: Service) -> None:
             show.close()
-            _announce(url, service, keyed=options.api_key_file is not None)
+            _announce(url, service.names[0], service.llm.words.template is not None, keyed=keyed)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(
@@ -120,6 +129,10 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
                     take_signals=stopping.tell,
                 )
             )
+    return _ended(code)
+
+
+def _ended(code: int) -> int:
     stopping.end()
     if stopping.forced_by:
         return 128 + stopping.forced_by
@@ -156,15 +169,15 @@ def _limits(options: ServeOptions) -> HttpLimits:
     return msgspec.structs.replace(HttpLimits(), **{name: value for name, value in given.items() if value is not None})
 
 
-def _announce(url: str, service: Service, *, keyed: bool) -> None:
-    body: dict[str, object] = {"model": service.names[0]}
-    if service.llm.words.template is None:
+def _announce(url: str, name: str, chat: bool, *, keyed: bool) -> None:
+    body: dict[str, object] = {"model": name}
+    if not chat:
         path = "completions"
         body |= {"prompt": "The capital of France is", "max_tokens": 16}
     else:
         path = "chat/completions"
         body |= {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64}
-    print(f"{service.names[0]} is served on {url}   (Ctrl-C stops it)")
+    print(f"{name} is served on {url}   (Ctrl-C stops it)")
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     print(f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'", flush=True)
 
