@@ -135,7 +135,8 @@ class Servers:
             await asyncio.wait(self._replacing)
         children = [server.child for server in self._servers if server.child is not None]
         for child in children:
-            self._loop.remove_reader(child.sentinel)
+            if child.sentinel >= 0:  # else it was closed to make room for a successor
+                self._loop.remove_reader(child.sentinel)
         await in_thread(lambda: _stop(children, patience))
 
     def _begin(self, server: _Server) -> None:
