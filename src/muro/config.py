@@ -124,7 +124,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.rank <= 65535:
             raise ConfigError(f"rank is {self.rank}; it must lie in 0 ... 65535")
-        if self.lockstep is not None and self.rank >= self.lockstep.size:
+        if self.lockstep is not None and self.rank >= self.lockstep.size > 1:
             raise ConfigError(f"rank {self.rank} cannot be one of {self.lockstep.size} lockstep ranks")
         if self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}; it must not be negative")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags, restart_policy
+from muro.cli.rank_options import check_headless, ranks_of_front_end
 from muro.cli.stopping import stopping
 from muro.errors import ConfigError, MissingExtraError
 
@@ -24,6 +26,7 @@ Examples:
     muro serve ~/.cache/muro/models/SmolLM2-135M-Instruct
     muro serve --engine echo --port 9000
     muro serve --engine my_engine.py:MyEngine --engine-option depth=3
+    muro serve demo --data-parallel-size 2 --api-server-count 2
     muro serve demo --headless -dpa 10.0.0.1 -dpp 29550
 
 {EXIT_CODES}
@@ -80,11 +83,12 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
 
     choice.engine_config()  # whatever is wrong with it is told before anything else happens
     _check_serving(options)
-    local = options.data_parallel_size_local
-    elsewhere = local is not None and local < options.data_parallel_size
+    ranks = ranks_of_front_end(options)
+    elsewhere = ranks.local < ranks.count
     connect = ConnectConfig(
-        num_engines=options.data_parallel_size,
-        num_local_engines=local,
+        num_engines=ranks.count,
+        start_rank=ranks.first,
+        num_local_engines=ranks.local,
         data_parallel_balance=options.data_parallel_balance,
         host=options.data_parallel_address if elsewhere else None,
         handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
@@ -94,17 +98,24 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         startup_timeout=options.startup_timeout,
         stall_limit=options.stall_limit or None,
         restart=restart_policy(options),
-        engine=EngineConfig(log_level=options.log_level.upper()),
+        engine=EngineConfig(log_level=options.log_level.upper(), lockstep=ranks.lockstep),
     )
     config = _server_config(options)
     raise_file_limit()
+    keyed = options.api_key_file is not None
+    if options.api_server_count > 1:
+        from muro.cli.serve_many import serve_many
+
+        stopping.begin()
+        many, level, restart = options.api_server_count, options.log_level.upper(), restart_policy(options)
+        return _ended(serve_many(many, choice, connect, config, restart, level, partial(_announce, keyed=keyed)))
     listener = bind(config.host, config.port)
     stopping.begin()
     with StartupShow() as show:
 
         def on_serving(url: str, service: Service) -> None:
             show.close()
-            _announce(url, service, keyed=options.api_key_file is not None)
+            _announce(url, service.names[0], service.llm.words.template is not None, keyed=keyed)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(
@@ -118,6 +129,10 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
                     take_signals=stopping.tell,
                 )
             )
+    return _ended(code)
+
+
+def _ended(code: int) -> int:
     stopping.end()
     if stopping.forced_by:
         return 128 + stopping.forced_by
@@ -154,15 +169,15 @@ def _limits(options: ServeOptions) -> HttpLimits:
     return msgspec.structs.replace(HttpLimits(), **{name: value for name, value in given.items() if value is not None})
 
 
-def _announce(url: str, service: Service, *, keyed: bool) -> None:
-    body: dict[str, object] = {"model": service.names[0]}
-    if service.llm.words.template is None:
+def _announce(url: str, name: str, chat: bool, *, keyed: bool) -> None:
+    body: dict[str, object] = {"model": name}
+    if not chat:
         path = "completions"
         body |= {"prompt": "The capital of France is", "max_tokens": 16}
     else:
         path = "chat/completions"
         body |= {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64}
-    print(f"{service.names[0]} is served on {url}   (Ctrl-C stops it)")
+    print(f"{name} is served on {url}   (Ctrl-C stops it)")
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     print(f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'", flush=True)
 
@@ -201,6 +216,7 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
 
     if options.data_parallel_size_local not in (None, 1):
         raise ConfigError("--headless runs one engine; start one command for each: --data-parallel-start-rank")
+    check_headless(options)
     _check_dialling(options)
     keys = None if options.curve_dir is None else engine_keys(options.curve_dir, options.curve_secret_fd)
     config = msgspec.structs.replace(

@@ -28,6 +28,7 @@ from muro.clients.coordination import Coordination
 from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
+from muro.clients.parts import Watcher
 from muro.clients.scaling import DRAIN_TIMEOUT, Scaling
 from muro.clients.session import Message, Session, StatsListener, Unreadable
 from muro.clients.silence import TICK
@@ -132,6 +133,11 @@ class AsyncMPClient:
     def engines(self) -> list[EngineStatus]:
         """How each engine is, by rank."""
         return engine_statuses(self._session, self._link)
+
+    @property
+    def supervisor(self) -> Watcher:
+        """For others who want to hear of the engines' processes."""
+        return self._link.supervisor
 
     def observe_stats(self, listener: StatsListener | None) -> None:
         """Call `listener(rank, stats)` for every statistics report of an engine."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from muro.clients.aio import AsyncMPClient
 from muro.clients.closing import in_thread
 from muro.clients.coordination import Coordination
-from muro.clients.doors import Doors
+from muro.clients.doors import Doors, Shared
 from muro.clients.engine import FIRST, KnownEngine
 from muro.clients.link import Link
 from muro.clients.polling import Polling
@@ -26,6 +26,7 @@ from muro.clients.sync import SyncMPClient
 from muro.clients.traffic import Traffic
 from muro.config import ConnectConfig, EngineConfig
 from muro.errors import ConfigError
+from muro.ids import ClientIndex, EngineRank
 from muro.launch.data_parallel import DataParallel
 from muro.launch.interpreter import engine_name
 from muro.launch.plan import plan_launch
@@ -36,10 +37,9 @@ from muro.launch.supervisor import Supervisor
 from muro.launch.watching import Watching
 from muro.parallel.balance import Balancer
 from muro.parallel.prefix import PrefixIndex
-from muro.parallel.waves import Rule
-from muro.transport import sockets
+from muro.transport.sockets import Socket
 from muro.transport.wakeup import Wakeup
-from muro.wire.handshake import HEARTBEAT, Addresses, Features
+from muro.wire.handshake import HEARTBEAT, Addresses, Features, ReadyResponse
 from muro.wire.releases import NEWEST, Layout, layout_of_engine
 
 _MAX_BLOCKS = 1 << 18
@@ -47,6 +47,7 @@ _MAX_BLOCKS = 1 << 18
 
 OnProgress = Callable[[StartupProgress], None]
 
+_FIRST = ClientIndex(0)
 _OURS = frozenset({"rank", "generation", "handshake_address", "local", "headless", "curve", "insecure_tcp", "rejoin"})
 _CONNECT = frozenset(ConnectConfig.__struct_fields__) - {"engine"}
 _ENGINE = frozenset(EngineConfig.__struct_fields__) - _OURS
@@ -70,11 +71,11 @@ def connect(
     doors = Doors.open(config)
     with contextlib.ExitStack() as undo:
         undo.callback(doors.close)
-        shared = DataParallel(config)
-        undo.callback(shared.close, 0.0)
-        started = _start(config, doors, shared, on_progress, None)
+        parallel = DataParallel(config)
+        undo.callback(parallel.close, 0.0)
+        started = _start(config, doors, parallel, on_progress, None)
         undo.callback(stop, started.children.values(), 0.0, force=True)
-        link = _link(config, doors, shared, started, undo)
+        link = _link(config, doors, parallel, started, undo)
         polling = Polling(link)
         undo.callback(polling.close)
         undo.callback(link.stop, 0.0)
@@ -87,24 +88,29 @@ def connect(
 
 
 async def connect_async(
-    config: ConnectConfig | None = None, *, on_progress: OnProgress | None = None, **settings: Any
+    config: ConnectConfig | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+    shared: Shared | None = None,
+    **settings: Any,
 ) -> AsyncMPClient:
     """As `connect`, for the running asyncio loop. Cancelling it takes down what was started.
 
-    `on_progress` is called in another thread.
+    `on_progress` is called in another thread. `shared` says with which other client processes the engines are shared;
+    see `crew`.
     """
     config = make_config(config, settings)
-    doors = Doors.open(config)
+    doors = Doors.open(config, shared)
     started: list[Started] = []
     with contextlib.ExitStack() as undo, Wakeup() as cancel:
         undo.callback(doors.close)
-        shared = DataParallel(config)
-        undo.callback(shared.close, 0.0)
+        parallel = DataParallel(config, 1 if shared is None else shared.clients)
+        undo.callback(parallel.close, 0.0)
         undo.callback(lambda: [stop(s.children.values(), 0.0, force=True) for s in started])
-        await in_thread(lambda: started.append(_start(config, doors, shared, on_progress, cancel)), cancel.set)
-        link = _link(config, doors, shared, started[0], undo)
+        await in_thread(lambda: started.append(_start(config, doors, parallel, on_progress, cancel)), cancel.set)
+        link = _link(config, doors, parallel, started[0], undo)
         undo.callback(link.stop, 0.0)
-        session = _session(started[0], config)
+        session = _session(started[0], config, doors.client)
         link.listen_for(session, config.stall_limit)
         client = AsyncMPClient(session, link).start()
         undo.pop_all()
@@ -134,10 +140,10 @@ def make_config(config: ConnectConfig | None, settings: dict[str, Any]) -> Conne
 
 
 def _start(
-    config: ConnectConfig, doors: Doors, shared: DataParallel, on_progress: OnProgress | None, cancel: Wakeup | None
+    config: ConnectConfig, doors: Doors, parallel: DataParallel, on_progress: OnProgress | None, cancel: Wakeup | None
 ) -> Started:
-    shared.open()
-    addresses, group = _addresses(doors, shared), shared.group(FIRST)
+    parallel.open()
+    addresses, group = parallel.addresses(doors.addresses), parallel.group(FIRST)
     plan = plan_launch(config, addresses, doors.handshake_address, _features(), doors.engine_keys, group)
     return start(
         plan,
@@ -151,10 +157,10 @@ def _start(
 
 
 def _link(
-    config: ConnectConfig, doors: Doors, shared: DataParallel, started: Started, undo: contextlib.ExitStack
+    config: ConnectConfig, doors: Doors, parallel: DataParallel, started: Started, undo: contextlib.ExitStack
 ) -> Link:
     _check_lockstep(config, started)
-    replacer = Replacer(config, doors, shared)
+    replacer = Replacer(config, doors, parallel)
     traffic = Traffic()
     supervisor = Supervisor(
         started.children,
@@ -163,25 +169,24 @@ def _link(
         watch=Watching(config.stall_limit, traffic.sent),
         lockstep=config.lockstep,
     )
-    remotes = _remotes(config, doors, shared, started, supervisor)
+    remotes = _remotes(config, doors, parallel, started, supervisor)
     doors.settle(watched=remotes is not None, successors=remotes is not None and remotes.awaits_successors)
     coordination = None
-    if shared.stats_address is not None:
-        rule = Rule.FRONT_END_NOTIFIES if config.lockstep else None  # ours understands both
-        coordination = Coordination(shared.stats_address, rule=rule)
+    if parallel.stats_address is not None:
+        coordination = Coordination(parallel.stats_address, lockstep=config.lockstep)
         undo.callback(coordination.close)
         coordination.open()
     timeout, layout = config.close_timeout, _layout(started)
-    link = Link(doors, supervisor, replacer, traffic, layout, timeout, remotes, shared, coordination)
-    link.fixed = _why_fixed(config, shared)
+    link = Link(doors, supervisor, replacer, traffic, layout, timeout, remotes, parallel, coordination)
+    link.fixed = _why_fixed(config, parallel)
     return link
 
 
-def _why_fixed(config: ConnectConfig, shared: DataParallel) -> str:
+def _why_fixed(config: ConnectConfig, parallel: DataParallel) -> str:
     """Why the number of engines cannot change while they serve; empty: it can."""
     if config.lockstep:
         return "lockstep engines compute every step together, and were told at their start how many they are"
-    if config.start_rank or shared.stats_address is not None:
+    if config.start_rank or parallel.stats_address is not None:
         return "other front-ends have engines of the same group, and are not told"
     return ""
 
@@ -197,7 +202,7 @@ def _check_lockstep(config: ConnectConfig, started: Started) -> None:
 
 
 def _remotes(
-    config: ConnectConfig, doors: Doors, shared: DataParallel, started: Started, supervisor: Supervisor
+    config: ConnectConfig, doors: Doors, parallel: DataParallel, started: Started, supervisor: Supervisor
 ) -> Remotes | None:
     """Who watches the engines that were started elsewhere, if there are any."""
     ranks = started.responses.keys() - started.children.keys()
@@ -206,16 +211,11 @@ def _remotes(
     entrance = None
     if config.restarts.policy != "never":
 
-        def addresses(inputs: str) -> Addresses:
-            return shared.addresses([inputs], [sockets.bound_address(doors.outputs)])
+        def addresses(inputs: Socket) -> Addresses:
+            return parallel.addresses(doors.addresses_with(inputs))
 
         entrance = Entrance(doors.handshake, doors.greeters, doors.wall.successors_door, addresses, _features())
     return Remotes(ranks, doors.arrivals, supervisor.publish, entrance)
-
-
-def _addresses(doors: Doors, shared: DataParallel) -> Addresses:
-    """What INIT carries."""
-    return shared.addresses([sockets.bound_address(doors.inputs)], [sockets.bound_address(doors.outputs)])
 
 
 def _features() -> Features:
@@ -224,7 +224,7 @@ def _features() -> Features:
     return Features(version("muro"), [HEARTBEAT])
 
 
-def _session(started: Started, config: ConnectConfig) -> Session:
+def _session(started: Started, config: ConnectConfig, client: ClientIndex = _FIRST) -> Session:
     engines = {}
     for rank, ready in started.responses.items():
         engines[rank] = KnownEngine(rank)
@@ -233,20 +233,37 @@ def _session(started: Started, config: ConnectConfig) -> Session:
     return Session(
         engines,
         nonce=secrets.token_hex(4),
-        balancer=_balancer(started, config),
+        balancer=balancer_for(started.responses.values(), started.responses, config),
+        client_index=client,
         first_call=secrets.randbits(40) + 1,
         largest=config.engine.limits.max_message_bytes,
     )
 
 
-def _balancer(started: Started, config: ConnectConfig) -> Balancer:
-    """Who chooses. Prompts are cut as the engines do it, and no more of them remembered than their caches hold."""
+def balancer_for(
+    engines: Iterable[ReadyResponse],
+    ranks: Iterable[EngineRank],
+    config: ConnectConfig,
+    *,
+    clients: int = 1,
+    index: int = 0,
+) -> Balancer:
+    """Who chooses. Prompts are cut as the engines do it, and no more of them remembered than their caches hold.
+
+    Args:
+        engines: what they say of themselves.
+        ranks: those that take requests.
+        config: settings of the client.
+        clients: front-ends that send to these engines.
+        index: which of them this is.
+    """
     prefix = None
     if config.data_parallel_balance == "prefix":
-        said = started.responses.values()
-        blocks = min(ready.num_gpu_blocks or _MAX_BLOCKS for ready in said)
-        prefix = PrefixIndex(max(1, min(ready.block_size for ready in said)), max(1, min(blocks, _MAX_BLOCKS)))
-    return Balancer(started.responses, prefix=prefix)
+        said = list(engines)
+        blocks = min((ready.num_gpu_blocks or _MAX_BLOCKS for ready in said), default=_MAX_BLOCKS)
+        size = min((ready.block_size for ready in said), default=1)
+        prefix = PrefixIndex(max(1, size), max(1, min(blocks, _MAX_BLOCKS)))
+    return Balancer(ranks, clients=clients, client_index=index, prefix=prefix)
 
 
 def _layout(started: Started) -> Layout:

@@ -34,15 +34,15 @@ class Coordination:
 
     Args:
         address: the coordinator's stats address (`frontend_stats_publish_address` in INIT).
-        rule: who says that a wave must start, as the *coordinator* understands it; None for independent ranks, which
-            have no waves.
+        lockstep: whether the engines are lockstep ranks. Others have no waves, and no notice is given.
         dial: how to connect.
     """
 
-    def __init__(self, address: str, *, rule: Rule | None = Rule.FRONT_END_NOTIFIES, dial: Dial = PLAIN) -> None:
+    def __init__(self, address: str, *, lockstep: bool, dial: Dial = PLAIN) -> None:
         self._address = address
         self._dial = dial
-        self._wave = None if rule is None else FrontEndWave(rule)
+        # The coordinator is ours, which understands both rules; this one starts all ranks a little sooner.
+        self._wave = FrontEndWave(Rule.FRONT_END_NOTIFIES) if lockstep else None
         self._open: list[Socket] = []
         self.dropped = 0
         """Messages that were no publications."""

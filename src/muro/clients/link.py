@@ -21,8 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from muro.clients.coordination import Coordination
-from muro.clients.doors import Doors
-from muro.clients.replacing import Replacer
+from muro.clients.parts import Entry, Successors, Watcher
 from muro.clients.session import Message, Session, Unreadable
 from muro.clients.silence import SilentEngines
 from muro.clients.traffic import Traffic
@@ -40,7 +39,6 @@ from muro.launch.events import (
 )
 from muro.launch.rank import RankStatus
 from muro.launch.remotes import Remotes
-from muro.launch.supervisor import Supervisor
 from muro.transport import sockets
 from muro.transport.sockets import Frame, Socket, send_nowait
 from muro.wire.codec import Marker, OutputDecoder
@@ -83,9 +81,9 @@ class Link:
 
     def __init__(
         self,
-        doors: Doors,
-        supervisor: Supervisor,
-        replacer: Replacer,
+        doors: Entry,
+        supervisor: Watcher,
+        replacer: Successors,
         traffic: Traffic,
         layout: Layout,
         close_timeout: float,
@@ -137,7 +135,7 @@ class Link:
             self._remotes.open()
 
     @property
-    def supervisor(self) -> Supervisor:
+    def supervisor(self) -> Watcher:
         """For others who want to hear of the engines."""
         return self._supervisor
 

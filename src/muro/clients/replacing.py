@@ -35,14 +35,14 @@ class Replacer:
     Args:
         config: the settings of the client.
         doors: those of the first generation; open.
-        shared: what the engines share.
+        parallel: what the engines share.
     """
 
-    def __init__(self, config: ConnectConfig, doors: Doors, shared: DataParallel) -> None:
+    def __init__(self, config: ConnectConfig, doors: Doors, parallel: DataParallel) -> None:
         self._config = config
+        self._doors = doors
         self._wall = doors.wall
-        self._outputs = [sockets.bound_address(doors.outputs)]
-        self._shared = shared
+        self._parallel = parallel
         self._keys = doors.engine_keys
         self._lock = threading.RLock()
         self._waiting: dict[tuple[EngineRank, Generation], Socket] = {}
@@ -68,11 +68,11 @@ class Replacer:
                     self._config,
                     ranks,
                     generation,
-                    self._shared.addresses([sockets.bound_address(inputs)], self._outputs),
+                    self._parallel.addresses(self._doors.addresses_with(inputs, rank, generation)),
                     sockets.bound_address(handshake),
                     Features(version("muro")),
                     self._keys,
-                    self._shared.group(generation),
+                    self._parallel.group(generation),
                 )
                 started = start(plan, handshake, inputs, on_progress=on_progress, cancel=cancel)
                 if not self._offer(ranks, generation, inputs):

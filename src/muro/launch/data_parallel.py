@@ -7,7 +7,6 @@ other's requests without. Independent ranks of a single front-end do without.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 
 import msgspec
 
@@ -60,14 +59,17 @@ class DataParallel:
         """Where front-ends hear the coordinator."""
         return None if self.keeper is None else self.keeper.config.stats_address
 
-    def addresses(self, inputs: Sequence[str], outputs: Sequence[str]) -> Addresses:
-        """What INIT carries: the sockets of the front-ends, and the coordinator's."""
-        found = Addresses(list(inputs), list(outputs))
-        if self.keeper is not None:
-            found.coordinator_input = self.keeper.config.input_address
-            found.coordinator_output = self.keeper.config.output_address
-            found.frontend_stats_publish_address = self.keeper.config.stats_address
-        return found
+    def addresses(self, sockets: Addresses) -> Addresses:
+        """What INIT carries: the sockets of the front-ends, which are given, and the coordinator's."""
+        if self.keeper is None:
+            return sockets
+        config = self.keeper.config
+        return msgspec.structs.replace(
+            sockets,
+            coordinator_input=config.input_address,
+            coordinator_output=config.output_address,
+            frontend_stats_publish_address=config.stats_address,
+        )
 
     def group(self, generation: Generation) -> LockstepConfig | None:
         """What lockstep engines of a generation must know; None for independent ones.

@@ -15,7 +15,7 @@ from muro.ids import EngineRank, Generation
 from muro.wire.handshake import ReadyResponse
 
 
-class EngineDied(msgspec.Struct, frozen=True):
+class EngineDied(msgspec.Struct, frozen=True, tag=True):
     """An engine has ended, or announced its end, although nobody had asked it to."""
 
     rank: EngineRank
@@ -26,7 +26,7 @@ class EngineDied(msgspec.Struct, frozen=True):
     """Whether a successor is on its way."""
 
 
-class EngineStalled(msgspec.Struct, frozen=True):
+class EngineStalled(msgspec.Struct, frozen=True, tag=True):
     """An engine is stuck and is about to be killed; its death follows."""
 
     rank: EngineRank
@@ -35,7 +35,7 @@ class EngineStalled(msgspec.Struct, frozen=True):
     """What was seen of it."""
 
 
-class EngineStarted(msgspec.Struct, frozen=True):
+class EngineStarted(msgspec.Struct, frozen=True, tag=True):
     """A successor is being started."""
 
     rank: EngineRank
@@ -47,7 +47,7 @@ class EngineStarted(msgspec.Struct, frozen=True):
     """Why its predecessor has ended."""
 
 
-class EngineProgress(msgspec.Struct, frozen=True):
+class EngineProgress(msgspec.Struct, frozen=True, tag=True):
     """News of a successor that is starting."""
 
     rank: EngineRank
@@ -56,7 +56,7 @@ class EngineProgress(msgspec.Struct, frozen=True):
     percent: float
 
 
-class EngineReplaced(msgspec.Struct, frozen=True):
+class EngineReplaced(msgspec.Struct, frozen=True, tag=True):
     """A successor serves."""
 
     rank: EngineRank
@@ -67,7 +67,7 @@ class EngineReplaced(msgspec.Struct, frozen=True):
     """Since the death of the generation that served before."""
 
 
-class EngineGivenUp(msgspec.Struct, frozen=True):
+class EngineGivenUp(msgspec.Struct, frozen=True, tag=True):
     """There will be no successor."""
 
     rank: EngineRank | None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muro.ids import EngineRank, Generation
-from muro.launch.spawn import Child, is_stopped
+from muro.launch.spawn import Child
+from muro.launch.stopped import is_stopped
 from muro.launch.watchdog import Verdict, Watchdog
 
 Sent = Callable[[EngineRank, Generation], int]

@@ -252,6 +252,11 @@ class CoordinatorWave:
         """Rank 0 says that a wave has ended."""
         return self._meets(CoordinatorEvent.WAVE_COMPLETE, wave, None)
 
+    def engines_gone(self) -> Orders:
+        """No engine is left, so nothing runs; those who come next may be new, and know no number."""
+        was, self.running = self.running, False
+        return Orders(news=Publication(None, self.wave, False)) if was else Orders()
+
     def _meets(self, event: CoordinatorEvent, wave: int, exclude: int | bytes | None) -> Orders:
         if not 0 <= wave <= MAX_WAVE:
             return Orders()

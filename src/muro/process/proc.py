@@ -243,6 +243,7 @@ class EngineCoreProc:
             page=self._page,
             dial=dial,
             on_lost=None if config.local else self._front_end_lost,
+            comes_back=config.local and len(addresses.inputs) > 1,
             on_coordinator_up=lambda: self._post_at_once(policy.coordinator_up()),
         )
         sender.start()

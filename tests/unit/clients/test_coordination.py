@@ -8,7 +8,6 @@ import pytest
 
 from muro.clients.coordination import Coordination
 from muro.ids import EngineRank
-from muro.parallel.waves import Rule
 from muro.transport.pump import Pump
 from muro.transport.sockets import bind_xpub, bound_address, close, receive_nowait, send_nowait
 from muro.wire.coordination import FirstRequest, Publication, encode
@@ -22,8 +21,8 @@ PATIENCE_MS = 20_000
 class Listener:
     """A client's loop, in small."""
 
-    def __init__(self, address: str, rule: Rule | None = Rule.FRONT_END_NOTIFIES) -> None:
-        self.coordination = Coordination(address, rule=rule).open()
+    def __init__(self, address: str, *, lockstep: bool = True) -> None:
+        self.coordination = Coordination(address, lockstep=lockstep).open()
         self._pump = Pump()
         self._pump.add(self.coordination.ear, lambda: None)
 
@@ -111,7 +110,7 @@ def test_the_coordinator_is_told_of_the_first_request_of_a_pause(lockstep: tuple
 
 def test_independent_ranks_have_no_waves() -> None:
     with coordinated(2) as one:
-        listener = Listener(one.config.stats_address, rule=None)
+        listener = Listener(one.config.stats_address, lockstep=False)
         assert listener.news() == Publication([[0, 0, 0.0]] * 2, 0, False)
         listener.coordination.request_sent(EngineRank(1))
         assert listener.coordination.wave == 0
@@ -171,9 +170,7 @@ def test_it_subscribes_again_by_itself(tmp_path: Path) -> None:
     listener = Listener(address)  # nobody is there yet
     for number in range(3):
         station = Station(address)
-        until(
-            lambda station=station: station.has_news() or listener.looks()
-        )  # libzmq says it anew when its socket is looked at
+        until(lambda station=station: station.has_news() or listener.looks())  # only looking makes libzmq say it anew
         assert station.next() == [SUBSCRIBE]
         station.says(encode(Publication([[number, 0]], number, False)))
         assert listener.news_until(lambda news: True).wave == number

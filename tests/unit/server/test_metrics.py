@@ -5,14 +5,15 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from muro.ids import EngineRank
-from muro.observe.metrics import ChoiceClock, ServingMetrics
-from muro.server.metrics import Exposition
+from muro.observe.metrics import ChoiceClock, Numbers, ServingMetrics
+from muro.server.metrics import ServingCollector, page
 
 
 def values(metrics: ServingMetrics, in_flight: dict[EngineRank, int]) -> dict[tuple[str, str], float]:
-    page = Exposition(metrics, "m", lambda: in_flight).text().decode()
+    numbers = Numbers(serving=metrics, in_flight=in_flight)
+    text = page([ServingCollector(numbers, "m")], process=True).decode()
     found = {}
-    for family in text_string_to_metric_families(page):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.labels.get("model_name") == "m":
                 rest = {**sample.labels, "model_name": ""}
