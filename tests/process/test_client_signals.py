@@ -1,5 +1,6 @@
 """A synchronous client used in a signal handler that runs on top of the same client: refused, never stuck."""
 
+import itertools
 import os
 import random
 import signal
@@ -48,9 +49,10 @@ def signal_until(condition: Callable[[], object]) -> threading.Thread:
     return thread
 
 
+_numbers = itertools.count()  # a handler may be interrupted by itself
 USES: dict[str, Callable[[Client], object]] = {
     "call": lambda client: client.call("is_sleeping"),
-    "generate": lambda client: tokens(client.generate(ask("on top"))),
+    "generate": lambda client: tokens(client.generate(ask(f"on top {next(_numbers)}"))),
 }
 ENTERS: dict[str, Callable[[Client], object]] = {
     **USES,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,8 +40,10 @@ def peer(name: str, address: str) -> Iterator["subprocess.Popen[str]"]:
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=10)
+            _, words = process.communicate(timeout=10)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             raise
+        # Our SIGTERM may come when it has heard that the other side is gone, and has nothing left to do.
+        assert process.returncode >= 0 or process.returncode == -signal.SIGTERM, f"{name}: {process.returncode} {words}"

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags, restart_policy
+from muro.cli.rank_options import check_headless, ranks_of_front_end
 from muro.cli.stopping import stopping
 from muro.errors import ConfigError, MissingExtraError
 
@@ -82,11 +83,13 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
 
     choice.engine_config()  # whatever is wrong with it is told before anything else happens
     _check_serving(options)
-    local = options.data_parallel_size_local
-    elsewhere = local is not None and local < options.data_parallel_size
+    ranks = ranks_of_front_end(options)
+    elsewhere = ranks.local < ranks.count
     connect = ConnectConfig(
-        num_engines=options.data_parallel_size,
-        num_local_engines=local,
+        num_engines=ranks.count,
+        start_rank=ranks.first,
+        num_local_engines=ranks.local,
+        data_parallel_balance=options.data_parallel_balance,
         host=options.data_parallel_address if elsewhere else None,
         handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
         curve_dir=options.curve_dir,
@@ -95,7 +98,7 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
         startup_timeout=options.startup_timeout,
         stall_limit=options.stall_limit or None,
         restart=restart_policy(options),
-        engine=EngineConfig(log_level=options.log_level.upper()),
+        engine=EngineConfig(log_level=options.log_level.upper(), lockstep=ranks.lockstep),
     )
     config = _server_config(options)
     raise_file_limit()
@@ -213,6 +216,7 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
 
     if options.data_parallel_size_local not in (None, 1):
         raise ConfigError("--headless runs one engine; start one command for each: --data-parallel-start-rank")
+    check_headless(options)
     _check_dialling(options)
     keys = None if options.curve_dir is None else engine_keys(options.curve_dir, options.curve_secret_fd)
     config = msgspec.structs.replace(

@@ -28,12 +28,14 @@ class ServerDoors:
     Args:
         membership: which server's doors these are.
         max_bytes: of a message of an engine; over that the connection ends.
+        lockstep: whether the engines are one group, which is followed as a whole, by one door.
     """
 
-    def __init__(self, membership: Membership, max_bytes: int) -> None:
+    def __init__(self, membership: Membership, max_bytes: int, *, lockstep: bool = False) -> None:
         self._client = membership.index
         self._wall = Wall(EndpointDirectory.attach(membership.directory))
         self._max_bytes = max_bytes
+        self._lockstep = lockstep
         self._further: dict[tuple[EngineRank, Generation], Socket] = {}
         """Of successors that were not adopted yet."""
 
@@ -61,7 +63,13 @@ class ServerDoors:
         for known in [key for key in self._further if key[0] == rank and key[1] != generation]:
             sockets.close(self._further.pop(known), 0)
         if generation and (rank, generation) not in self._further:
-            self._further[rank, generation] = self._wall.router(input_role(self._client, rank, generation))
+            self._further[rank, generation] = self._door(rank, generation)
+
+    def _door(self, rank: EngineRank, generation: Generation) -> Socket:
+        if not self._lockstep:
+            return self._wall.router(input_role(self._client, rank, generation))
+        known = [door for key, door in self._further.items() if key[1] == generation]
+        return known[0] if known else self._wall.router(input_role(self._client, EngineRank(0), generation))
 
     def reached(self, rank: EngineRank, generation: Generation) -> bool:
         """Whether an engine that was not adopted yet can be sent to."""

@@ -211,7 +211,11 @@ class _Crew:
     def _start_server(self, index: int, generation: int) -> Child:
         where = self._directory.path
         membership = Membership(
-            index=ClientIndex(index), generation=generation, directory=where, line=self._lines.address
+            servers=self._config.servers,
+            index=ClientIndex(index),
+            generation=generation,
+            directory=where,
+            line=self._lines.address,
         )
         return self._start(membership)
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from muro.clients.aio import AsyncMPClient
-from muro.clients.connect import OnProgress
+from muro.clients.connect import OnProgress, balancer_for
+from muro.clients.coordination import Coordination
 from muro.clients.engine import KnownEngine
 from muro.clients.link import Link
 from muro.clients.session import Session
@@ -71,14 +72,18 @@ class Member:
         """
         config = config or ConnectConfig()
         with contextlib.ExitStack() as undo:
-            doors = ServerDoors(self._membership, config.engine.limits.max_message_bytes).open()
+            limit = config.engine.limits.max_message_bytes
+            doors = ServerDoors(self._membership, limit, lockstep=config.lockstep).open()
             undo.callback(doors.close)
             self._standin = standin = StandIn(doors, self._line.open())
             self._line.say(Joining(self._membership.index, self._membership.generation))
             words = (await self._begun).engines
             engines = {word.rank: await _known(word, doors, standin) for word in words}
+            layout, timeout = _layout(engines.values()), config.close_timeout
+            coordination = _coordination(engines.values())
             undo.pop_all()
-        link = Link(doors, standin, doors, Traffic(), _layout(engines.values()), config.close_timeout)
+        link = Link(doors, standin, doors, Traffic(), layout, timeout, coordination=coordination)
+        link.fixed = "several servers have them, and are not told"
         for word in words:
             if word.generation and word.ready is not None:
                 link.adopt(EngineReplaced(word.rank, word.generation, word.ready, 0, 0.0))
@@ -112,9 +117,13 @@ class Member:
         self._line.close()
 
     def _session(self, engines: dict[EngineRank, KnownEngine], config: ConnectConfig) -> Session:
+        serving = {rank: engine.ready for rank, engine in engines.items() if engine.ready is not None}
         return Session(
             engines,
             nonce=secrets.token_hex(4),
+            balancer=balancer_for(
+                serving.values(), serving, config, clients=self._membership.servers, index=self._membership.index
+            ),
             client_index=self._membership.index,
             first_call=secrets.randbits(40) + 1,
             largest=config.engine.limits.max_message_bytes,
@@ -155,6 +164,14 @@ async def _known(word: EngineWord, doors: ServerDoors, standin: StandIn) -> Know
         await asyncio.sleep(_TRY_AGAIN)
     engine.joined(word.ready)
     return engine
+
+
+def _coordination(engines: Iterable[KnownEngine]) -> Coordination | None:
+    """The way to the coordinator that the engines name, if they do. Raises ConfigError."""
+    said = [engine.ready for engine in engines if engine.ready is not None and engine.ready.dp_stats_address]
+    if not said or (address := said[0].dp_stats_address) is None:
+        return None
+    return Coordination(address, lockstep=said[0].data_parallel_size > 1).open()
 
 
 def _layout(engines: Iterable[KnownEngine]) -> Layout:

@@ -20,7 +20,7 @@ import msgspec
 from muro.crew.doors import ServerDoors
 from muro.crew.line import Line
 from muro.crew.words import Standing
-from muro.errors import EngineDeadError
+from muro.errors import EngineDeadError, UsageError
 from muro.ids import EngineRank
 from muro.launch.events import EngineDied, EngineReplaced, EngineStarted, Event
 from muro.launch.rank import RankStatus
@@ -106,6 +106,12 @@ class StandIn:
 
     def lost(self, rank: EngineRank, error: EngineDeadError) -> None:
         log.error("engine %d is not watched from here: %s", rank, error.message)
+
+    def grow(self, rank: EngineRank) -> Callable[[], None]:
+        raise UsageError("engines are started by the parent of the servers")
+
+    def let_go(self, rank: EngineRank, timeout: float) -> None:
+        raise UsageError("engines are ended by the parent of the servers")
 
     def stop(self, timeout: float) -> None:
         """Tell no more. The engines are the parent's to end."""

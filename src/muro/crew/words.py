@@ -28,6 +28,8 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 
     index: ClientIndex
     generation: int
+    servers: int
+    """How many there are."""
     directory: str
     """Where the doors are; see `clients.doors.Shared`."""
     line: str

@@ -2,13 +2,15 @@
 
 A death with a successor: EngineDied, then for each attempt EngineStarted, EngineProgress ..., and either EngineReplaced
 or EngineDied again (of the attempt's generation). A death without one: EngineDied, EngineGivenUp.
+
+One rank more, because somebody wants it: EngineProgress ..., then EngineAdded or EngineUnborn. One less: EngineLeft.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from muro.errors import EngineDeadError
+from muro.errors import EngineDeadError, StartupError
 from muro.ids import EngineRank, Generation
 from muro.wire.handshake import ReadyResponse
 
@@ -73,4 +75,44 @@ class EngineGivenUp(msgspec.Struct, frozen=True, tag=True):
     error: EngineDeadError
 
 
-Event = EngineDied | EngineStalled | EngineStarted | EngineProgress | EngineReplaced | EngineGivenUp
+class EngineAdded(msgspec.Struct, frozen=True):
+    """An engine of a new rank serves."""
+
+    rank: EngineRank
+    generation: Generation
+    ready: ReadyResponse
+    pid: int
+
+
+class EngineUnborn(msgspec.Struct, frozen=True):
+    """An engine of a new rank did not come up; nothing of it is left."""
+
+    rank: EngineRank
+    generation: Generation
+    error: StartupError
+
+
+class EngineLeft(msgspec.Struct, frozen=True):
+    """The engine of a rank has ended because it was let go, and will not come back."""
+
+    rank: EngineRank
+    generation: Generation
+
+
+Event = (
+    EngineDied
+    | EngineStalled
+    | EngineStarted
+    | EngineProgress
+    | EngineReplaced
+    | EngineGivenUp
+    | EngineAdded
+    | EngineUnborn
+    | EngineLeft
+)
+
+
+def nameless_death() -> EngineGivenUp:
+    """An engine has announced its death, and nobody can say more."""
+    error = EngineDeadError("an engine has announced that it failed and ends; the cause stands in its own log")
+    return EngineGivenUp(None, error)

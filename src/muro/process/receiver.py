@@ -182,7 +182,7 @@ class Receiver:
         pump.add(self._attention.news.fileno(), partial(self._attend, pump, readers))
         gate = None
         if self._addresses.coordinator_input is not None:
-            gate = connect_xsub(self._addresses.coordinator_input, self._identity, dial=self._dial)
+            gate = connect_xsub(self._addresses.coordinator_input, self._identity)
             sockets.append(gate)
             pump.add(gate, self._gate_reader(gate))
             send_nowait(gate, [SUBSCRIBE])

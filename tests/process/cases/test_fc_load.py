@@ -151,7 +151,7 @@ def test_fc26_no_more_files_to_be_had() -> None:
 @pytest.mark.parametrize("longest", ["within the limit", "longer", "second signal"])
 def test_fc31_a_rolling_update_cuts_nothing_short(longest: str) -> None:
     """FC-31: streams end by themselves, new requests are refused on old and new connections, status 0."""
-    tokens, limit = 120, 3 if longest == "longer" else 30
+    tokens, limit = 300, 8 if longest == "longer" else 30
     with Server("--engine", "sim", "--engine-option", "step_us=15000", "--shutdown-timeout", str(limit)) as server:
         server.ready()
         with ThreadPoolExecutor(21) as pool, server.http() as old:

@@ -45,10 +45,13 @@ class _Reader:
 
 def run_frontend(address: str, hooks: FrontendHooks, http_port: int = 0) -> int:
     """Bind the handshake at `address`, and HTTP on 127.0.0.1; print the URL; serve. Returns the exit code."""
-    with Wakeup() as wake, tempfile.TemporaryDirectory(prefix="muro-") as directory:
-        shell = _Shell(address, hooks, wake, directory)
-        with StopSignals(shell.stop):
-            return _serve(shell, http_port)
+    with (
+        Wakeup() as wake,
+        Wakeup() as stop,
+        StopSignals(stop.set),  # longer than the directory, which a signal would leave behind
+        tempfile.TemporaryDirectory(prefix="muro-") as directory,
+    ):
+        return _serve(_Shell(address, hooks, wake, stop, directory), http_port)
 
 
 def _serve(shell: _Shell, http_port: int) -> int:
@@ -69,9 +72,9 @@ def _serve(shell: _Shell, http_port: int) -> int:
 
 
 class _Shell:
-    """The front-end's sockets. Other threads use `ask`, `left`, `serving` and `stop` alone."""
+    """The front-end's sockets. Other threads use `ask`, `left` and `serving` alone."""
 
-    def __init__(self, address: str, hooks: FrontendHooks, wake: Wakeup, directory: str) -> None:
+    def __init__(self, address: str, hooks: FrontendHooks, wake: Wakeup, stop: Wakeup, directory: str) -> None:
         endpoint = parse_address(address)
         ours = [f"ipc://{directory}/{role}" for role in ("in", "out")] if endpoint.is_ipc else []
         places = ours or [tcp_endpoint(endpoint.host)] * 2
@@ -84,6 +87,7 @@ class _Shell:
         addresses = Addresses([bound_address(self._input)], [bound_address(self._output)])
         self._frontend = MinimalFrontend(hooks, addresses)
         self._pump = Pump()
+        self._pump.add(stop.fileno(), self._stop)
         self._pump.add(wake.fileno(), self._take_wanted)
         self._pump.add(self._handshake, self._greet)
         self._pump.add(self._input, self._respond)
@@ -98,10 +102,6 @@ class _Shell:
         while not self._stopped:
             self._pump.poll()
 
-    def stop(self) -> None:
-        self._stopped = True
-        self._wake.set()
-
     def ask(self, asked: Asked, reader: _Reader) -> None:
         self._wanted.put((asked, reader))
         self._wake.set()
@@ -113,6 +113,9 @@ class _Shell:
     def close(self) -> None:
         for socket in (self._handshake, self._input, self._output):
             close(socket, 0)
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     def _take_wanted(self) -> None:
         self._wake.clear()
