@@ -30,7 +30,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
     ("requests_quarantined", "Choices given up because they end engines.", lambda s: s.llm.metrics.quarantined),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineHealth], float | None]], ...] = (
-    ("engine_up", "Whether the engine serves.", lambda e: e.state == "serving"),
+    ("engine_up", "Whether the engine serves.", lambda e: e.state in ("serving", "leaving")),
     ("engine_generation", "How often the engine was replaced.", lambda e: e.generation),
     ("engine_uptime_seconds", "Since the engine is ready.", lambda e: e.uptime),
     ("engine_last_step_age_seconds", "Since the engine's last step ended.", lambda e: e.last_step_age),
