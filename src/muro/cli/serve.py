@@ -9,11 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags, restart_policy
-from muro.cli.rank_options import check_headless, ranks_of_front_end
+from muro.cli.rank_options import check_headless, group_elsewhere, ranks_of_front_end
 from muro.cli.stopping import stopping
 from muro.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
+    from muro.config import ConnectConfig
     from muro.llm.words import ModelChoice
     from muro.server.lifespan import ServerConfig
     from muro.server.limits import HttpLimits
@@ -79,43 +80,25 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving HTTP (no module {error.name!r})", "serve") from None
     from muro.cli.progress import StartupShow
-    from muro.config import ConnectConfig, EngineConfig
 
     choice.engine_config()  # whatever is wrong with it is told before anything else happens
     _check_serving(options)
-    ranks = ranks_of_front_end(options)
-    elsewhere = ranks.local < ranks.count
-    connect = ConnectConfig(
-        num_engines=ranks.count,
-        start_rank=ranks.first,
-        num_local_engines=ranks.local,
-        data_parallel_balance=options.data_parallel_balance,
-        host=options.data_parallel_address if elsewhere else None,
-        handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
-        curve_dir=options.curve_dir,
-        curve_secret_fd=options.curve_secret_fd,
-        insecure_tcp=options.insecure_tcp,
-        startup_timeout=options.startup_timeout,
-        stall_limit=options.stall_limit or None,
-        restart=restart_policy(options),
-        engine=EngineConfig(log_level=options.log_level.upper(), lockstep=ranks.lockstep),
-    )
-    config = _server_config(options)
+    connect, config = _connect_config(options), _server_config(options)
     raise_file_limit()
-    keyed = options.api_key_file is not None
+    announce = partial(_announce, keyed=options.api_key_file is not None)
     if options.api_server_count > 1:
         from muro.cli.serve_many import serve_many
 
         stopping.begin()
         many, level, restart = options.api_server_count, options.log_level.upper(), restart_policy(options)
-        return _ended(serve_many(many, choice, connect, config, restart, level, partial(_announce, keyed=keyed)))
+        return _ended(serve_many(many, choice, connect, config, restart, level, announce))
     listener = bind(config.host, config.port)
     stopping.begin()
     with StartupShow() as show:
 
         def on_serving(url: str, service: Service) -> None:
             show.close()
-            _announce(url, service.names[0], service.llm.words.template is not None, keyed=keyed)
+            announce(url, service.names[0], service.llm.words.template is not None)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(
@@ -130,6 +113,28 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
                 )
             )
     return _ended(code)
+
+
+def _connect_config(options: ServeOptions) -> ConnectConfig:
+    from muro.config import ConnectConfig, EngineConfig
+
+    ranks = ranks_of_front_end(options)
+    elsewhere = ranks.local < ranks.count
+    return ConnectConfig(
+        num_engines=ranks.count,
+        start_rank=ranks.first,
+        num_local_engines=ranks.local,
+        data_parallel_balance=options.data_parallel_balance,
+        host=options.data_parallel_address if elsewhere else None,
+        handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
+        curve_dir=options.curve_dir,
+        curve_secret_fd=options.curve_secret_fd,
+        insecure_tcp=options.insecure_tcp,
+        startup_timeout=options.startup_timeout,
+        stall_limit=options.stall_limit or None,
+        restart=restart_policy(options),
+        engine=EngineConfig(log_level=options.log_level.upper(), lockstep=ranks.lockstep),
+    )
 
 
 def _ended(code: int) -> int:
@@ -229,6 +234,7 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
         peer_release=options.peer_release,
         curve=keys,
         insecure_tcp=options.insecure_tcp,
+        lockstep=group_elsewhere(options, options.data_parallel_address),
         shutdown_timeout=options.shutdown_timeout,
         handshake_timeout=options.startup_timeout,
         log_level=options.log_level.upper(),

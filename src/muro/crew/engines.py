@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from muro.clients.aio import AsyncMPClient
 from muro.clients.interface import EngineStatus
-from muro.crew.words import EngineWord
+from muro.crew.words import EngineEvent, EngineWord
 from muro.errors import EngineDeadError
 from muro.ids import EngineRank, Generation
-from muro.launch.events import EngineDied, EngineGivenUp, EngineProgress, EngineReplaced, EngineStarted, Event
+from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, EngineStarted, Event
 from muro.launch.rank import RankStatus
 
 
@@ -27,7 +27,7 @@ class Engines:
         tell: takes what servers have to know.
     """
 
-    def __init__(self, client: AsyncMPClient, tell: Callable[[Event], None]) -> None:
+    def __init__(self, client: AsyncMPClient, tell: Callable[[EngineEvent], None]) -> None:
         self._supervisor = client.supervisor
         self._tell = tell
         self._loop = asyncio.get_running_loop()
@@ -51,11 +51,11 @@ class Engines:
 
     def _hear(self, event: Event) -> None:
         """Any thread."""
-        if not isinstance(event, EngineProgress):
+        if isinstance(event, EngineEvent):
             with contextlib.suppress(RuntimeError):  # a closed loop: nobody is there any more
                 self._loop.call_soon_threadsafe(self._take, event)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: EngineEvent) -> None:
         match event:
             case EngineDied():
                 self._words[event.rank] = EngineWord(event.rank, event.generation, None, event.error)

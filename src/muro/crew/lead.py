@@ -30,10 +30,9 @@ from muro.crew.ending import ASKED, exit_code
 from muro.crew.engines import Engines
 from muro.crew.lines import Lines
 from muro.crew.servers import Servers
-from muro.crew.words import Begin, CountAll, Counted, FromServer, Joining, Membership, Serving, Standing
+from muro.crew.words import Begin, CountAll, Counted, EngineEvent, FromServer, Joining, Membership, Serving, Standing
 from muro.errors import StartupError
 from muro.ids import ClientIndex
-from muro.launch.events import Event
 from muro.launch.spawn import Child
 from muro.transport.endpoint import EndpointDirectory
 from muro.wire.failure import ExitCode
@@ -244,7 +243,7 @@ class _Crew:
             self._lines.say(index, Begin(self._engines.words()))
             self._lines.say(index, self._present(self._engines))
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: EngineEvent) -> None:
         self._lines.say_to_all(self._joined, event)
 
     def _stand(self) -> None:

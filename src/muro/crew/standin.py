@@ -19,7 +19,7 @@ import msgspec
 
 from muro.crew.doors import ServerDoors
 from muro.crew.line import Line
-from muro.crew.words import Standing
+from muro.crew.words import EngineEvent, Standing
 from muro.errors import EngineDeadError, UsageError
 from muro.ids import EngineRank
 from muro.launch.events import EngineDied, EngineReplaced, EngineStarted, Event
@@ -60,7 +60,7 @@ class StandIn:
             self._tell(event)
         return lambda: self._listeners.remove(listener)
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: EngineEvent) -> None:
         """The parent has told of something."""
         if self._stopped:
             return

@@ -13,7 +13,7 @@ import msgspec
 from muro.crew.interface import ServerStatus
 from muro.errors import CrashLoopError, EngineDeadError, RemoteProtocolError
 from muro.ids import ClientIndex, EngineRank, Generation
-from muro.launch.events import Event
+from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, EngineStarted
 from muro.launch.rank import RankStatus
 from muro.observe.metrics import Numbers
 from muro.transport.sockets import Frame
@@ -102,7 +102,9 @@ class Standing(msgspec.Struct, frozen=True, tag=True):
 
 
 FromServer = Joining | Serving | CountAll | Counted
-ToServer = Begin | Standing | Count | Total | Event
+EngineEvent = EngineDied | EngineStarted | EngineReplaced | EngineGivenUp
+"""What servers are told of engines; how far a start is, they read from `Standing`."""
+ToServer = Begin | Standing | Count | Total | EngineEvent
 
 
 def encode(word: FromServer | ToServer) -> bytes:

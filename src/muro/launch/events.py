@@ -75,7 +75,7 @@ class EngineGivenUp(msgspec.Struct, frozen=True, tag=True):
     error: EngineDeadError
 
 
-class EngineAdded(msgspec.Struct, frozen=True):
+class EngineAdded(msgspec.Struct, frozen=True, tag=True):
     """An engine of a new rank serves."""
 
     rank: EngineRank
@@ -84,7 +84,7 @@ class EngineAdded(msgspec.Struct, frozen=True):
     pid: int
 
 
-class EngineUnborn(msgspec.Struct, frozen=True):
+class EngineUnborn(msgspec.Struct, frozen=True, tag=True):
     """An engine of a new rank did not come up; nothing of it is left."""
 
     rank: EngineRank
@@ -92,7 +92,7 @@ class EngineUnborn(msgspec.Struct, frozen=True):
     error: StartupError
 
 
-class EngineLeft(msgspec.Struct, frozen=True):
+class EngineLeft(msgspec.Struct, frozen=True, tag=True):
     """The engine of a rank has ended because it was let go, and will not come back."""
 
     rank: EngineRank

@@ -165,17 +165,22 @@ async def serve(
                 # What start-up has left is here to stay: no collection need look at it again.
                 gc.collect()
                 gc.freeze()
-                if door is not None:
-                    door.keep(lambda: health(service, time.monotonic_ns()))
-                if member is not None:
-                    chat = llm.words.template is not None
-                    member.serves(service.names, chat=chat, count=lambda: numbers_of(service))
+                _tell_of(service, door, member)
                 on_serving(url_of(listener, secure=tls is not None), service)
                 await _until_over(service, stops, config)
             return exit_code(llm, asked=stops.count > 0)
         finally:
             gc.unfreeze()
             await llm.aclose()
+
+
+def _tell_of(service: Service, door: HealthPort | None, member: Member | None) -> None:
+    """Let others than callers know how things are."""
+    if door is not None:
+        door.keep(lambda: health(service, time.monotonic_ns()))
+    if member is not None:
+        chat = service.llm.words.template is not None
+        member.serves(service.names, chat=chat, count=lambda: numbers_of(service))
 
 
 @contextlib.contextmanager

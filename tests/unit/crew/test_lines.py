@@ -30,7 +30,7 @@ class Ends:
     def server(self, index: int, generation: int = 0) -> tuple[Line, list[ToServer]]:
         words: list[ToServer] = []
         where, line = self._directory.path, self.lines.address
-        member = Membership(index=ClientIndex(index), generation=generation, directory=where, line=line)
+        member = Membership(servers=2, index=ClientIndex(index), generation=generation, directory=where, line=line)
         self.made.append(Line(member, words.append).open())
         self.made[-1].say(Joining(index, generation))
         return self.made[-1], words

@@ -34,7 +34,9 @@ class Scene:
     def __init__(self, directory: EndpointDirectory) -> None:
         self.shared = Shared(directory.path, 1)
         self.lines = Lines(1, lambda index, generation, word: None).open(directory)
-        member = Membership(index=ClientIndex(0), generation=0, directory=directory.path, line=self.lines.address)
+        member = Membership(
+            servers=2, index=ClientIndex(0), generation=0, directory=directory.path, line=self.lines.address
+        )
         self.doors = ServerDoors(member, 1 << 20).open()
         self.line = Line(member, self._hear).open()
         self.standin = StandIn(self.doors, self.line)
