@@ -161,6 +161,33 @@ def test_an_engine_is_replaced_under_all_servers() -> None:
             assert {health["engines"][0]["generation"] for health in heard.values()} == {generation}
 
 
+def test_lockstep_engines_come_back_together_under_all_servers() -> None:
+    async def scenario(server: Server) -> None:
+        streams = [Stream(server.url, "say it again", 4000, rank=number % 2) for number in range(12)]
+        tasks = [asyncio.create_task(stream.run()) for stream in streams]
+        await until_async(lambda: all(stream.pieces > 5 for stream in streams), within=30)
+        os.kill(engine_pids(server)[1], signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        assert {(stream.error or {}).get("code") for stream in streams} == {"engine_dead"}
+        again = await asyncio.gather(*(Stream(server.url, "again", 5, rank=n % 2).run() for n in range(12)))
+        assert {stream.reason for stream in again} == {"length"}
+
+    sim = ("--engine", "sim", "--engine-option", "step_us=5000", "--engine-option", "lockstep=true")
+    with crew(2, 2, *sim, "--data-parallel-lockstep", *PATIENT) as server:
+        for generation in range(1, 3):
+            asyncio.run(scenario(server))
+            for health in everybodys(server, 2).values():
+                assert {engine["generation"] for engine in health["engines"]} == {generation}
+        os.kill(server_pids(server)[0], signal.SIGKILL)  # the next one must find the doors of the second generation
+        until(lambda: len(everybodys(server, 2)) == 2, within=60)
+        again = asyncio.run(all_of(*(Stream(server.url, "again", 5, rank=n % 2) for n in range(12))))
+        assert {stream.reason for stream in again} == {"length"}
+
+
+async def all_of(*streams: Stream) -> list[Stream]:
+    return list(await asyncio.gather(*(stream.run() for stream in streams)))
+
+
 def test_requests_are_replayed_under_all_servers() -> None:
     async def scenario(server: Server) -> None:
         streams = [Stream(server.url, "say it again", 600) for _ in range(12)]

@@ -40,6 +40,7 @@ def test_lockstep_engines_serve_and_come_back_together() -> None:
             answer = complete(http, rank)
             assert answer.status_code == 200, answer.text
             assert answer.json()["usage"]["completion_tokens"] == 20
+        assert 0 < server.metric("muro:load_report_age_seconds") < 10
         before = engines_of(server)
         assert len(before) == 2
         kill(before[1].pid)

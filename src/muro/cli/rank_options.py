@@ -15,6 +15,7 @@ import typer
 from muro.cli.http_options import HttpOptions
 from muro.config import LockstepConfig
 from muro.errors import ConfigError
+from muro.transport.endpoint import tcp_endpoint
 
 _MANY = "Engines elsewhere"
 
@@ -62,6 +63,16 @@ class RankOptions(HttpOptions, frozen=True, kw_only=True):
             rich_help_panel=_MANY,
         ),
     ] = False
+    data_parallel_group_port: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="With --headless and --data-parallel-lockstep: where rank 0, at --data-parallel-address, hears the "
+            "other ranks, should the front-end not say so (vLLM's in Rust and SMG do not).",
+            rich_help_panel=_MANY,
+        ),
+    ] = 29600
     data_parallel_hybrid_lb: Annotated[
         bool,
         typer.Option(
@@ -128,6 +139,14 @@ def check_headless(options: RankOptions) -> None:
             "--headless is an engine of a front-end elsewhere that has all ranks, and --data-parallel-start-rank says "
             "which one; --data-parallel-hybrid-lb, -external-lb and -rank are for front-ends beside their engines"
         )
+
+
+def group_elsewhere(options: RankOptions, address: str) -> LockstepConfig | None:
+    """What an engine without a front-end of its own is told of its lockstep group, should its front-end say nothing."""
+    if not options.data_parallel_lockstep:
+        return None
+    place = tcp_endpoint(address, options.data_parallel_group_port)
+    return LockstepConfig(size=options.data_parallel_size, address=place)
 
 
 def _internal(options: RankOptions) -> Ranks:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from muro.cli.options import EXIT_CODES, ServeOptions, engine_options, flags, restart_policy
-from muro.cli.rank_options import check_headless, ranks_of_front_end
+from muro.cli.rank_options import check_headless, group_elsewhere, ranks_of_front_end
 from muro.cli.stopping import stopping
 from muro.errors import ConfigError, MissingExtraError
 
@@ -236,6 +236,7 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
         peer_release=options.peer_release,
         curve=keys,
         insecure_tcp=options.insecure_tcp,
+        lockstep=group_elsewhere(options, options.data_parallel_address),
         shutdown_timeout=options.shutdown_timeout,
         handshake_timeout=options.startup_timeout,
         log_level=options.log_level.upper(),

@@ -139,6 +139,11 @@ class AsyncMPClient:
         """For others who want to hear of the engines' processes."""
         return self._link.supervisor
 
+    def load_counted_at(self) -> float | None:
+        """When, on the monotonic clock, the coordinator last said how much all engines have; None if it never did."""
+        coordination = self._link.coordination
+        return None if coordination is None else coordination.counted_at
+
     def observe_stats(self, listener: StatsListener | None) -> None:
         """Call `listener(rank, stats)` for every statistics report of an engine."""
         self._session.on_stats = listener

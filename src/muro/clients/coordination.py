@@ -12,6 +12,8 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 
 from muro.errors import RemoteProtocolError
 from muro.ids import EngineRank
@@ -36,14 +38,20 @@ class Coordination:
         address: the coordinator's stats address (`frontend_stats_publish_address` in INIT).
         lockstep: whether the engines are lockstep ranks. Others have no waves, and no notice is given.
         dial: how to connect.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, address: str, *, lockstep: bool, dial: Dial = PLAIN) -> None:
+    def __init__(
+        self, address: str, *, lockstep: bool, dial: Dial = PLAIN, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._address = address
         self._dial = dial
         # The coordinator is ours, which understands both rules; this one starts all ranks a little sooner.
         self._wave = FrontEndWave(Rule.FRONT_END_NOTIFIES) if lockstep else None
         self._open: list[Socket] = []
+        self._clock = clock
+        self.counted_at: float | None = None
+        """When the last publication came that said how much all engines have."""
         self.dropped = 0
         """Messages that were no publications."""
 
@@ -86,7 +94,9 @@ class Coordination:
             return None
 
     def heard(self, news: Publication) -> None:
-        """Take note of the wave (under the client's lock or in its loop)."""
+        """Take note of a publication (under the client's lock or in its loop)."""
+        if news.counts is not None:
+            self.counted_at = self._clock()
         if self._wave is not None:
             self._wave.hears(news)
 

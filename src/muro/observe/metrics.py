@@ -143,6 +143,8 @@ class Numbers(msgspec.Struct):
     """The same, told apart by a word."""
     in_flight: dict[EngineRank, int] = {}
     """Requests on each engine."""
+    load_counted_at: float | None = None
+    """When the coordinator's last report of their load came, on the monotonic clock; of several servers the oldest."""
 
     def add(self, other: Numbers) -> None:
         """Add those of another server, which may count what we do not."""
@@ -150,12 +152,14 @@ class Numbers(msgspec.Struct):
         add_counts(self.gauges, other.gauges)
         add_counts(self.counters, other.counters)
         add_counts(self.in_flight, other.in_flight)
+        counted = [at for at in (self.load_counted_at, other.load_counted_at) if at is not None]
+        self.load_counted_at = min(counted, default=None)
         for name, counts in other.by_word.items():
             add_counts(self.by_word.setdefault(name, {}), counts)
 
     def remains(self) -> Numbers:
         """What is left of it when its server has gone: what has happened, not how things are."""
-        return msgspec.structs.replace(self, gauges={}, in_flight={})
+        return msgspec.structs.replace(self, gauges={}, in_flight={}, load_counted_at=None)
 
 
 def add_counts(counts: dict[Key, Number], others: Mapping[Key, Number]) -> None:

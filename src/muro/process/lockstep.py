@@ -133,17 +133,17 @@ class Lockstep:
 
 
 def group_settings(config: EngineConfig, init: Init) -> EngineConfig:
-    """The settings of an engine with what INIT says of its group, unless whoever started it has said so already.
+    """The settings of an engine with what INIT says of its group. Some front-ends say nothing, and on one machine only
+    who has started the engine knows the place.
 
     Raises ConfigError for a group that this rank cannot belong to.
     """
-    known, size = config.lockstep, init.parallel_config.get("data_parallel_size")
-    if (known is not None and known.size > 1) or type(size) is not int or size <= 1:
-        return config
+    known, size = config.lockstep or LockstepConfig(), init.parallel_config.get("data_parallel_size")
     host, port = (init.parallel_config.get(f"data_parallel_master_{what}") for what in ("ip", "port"))
     address = tcp_endpoint(host, port) if isinstance(host, str) and type(port) is int else ""
-    told = LockstepConfig() if known is None else known
-    return msgspec.structs.replace(config, lockstep=msgspec.structs.replace(told, size=size, address=address))
+    if type(size) is not int or size <= 1 or (known.size > 1 and not address):
+        return config
+    return msgspec.structs.replace(config, lockstep=msgspec.structs.replace(known, size=size, address=address))
 
 
 def group_hash(config: EngineConfig) -> str:

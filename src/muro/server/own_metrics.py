@@ -30,7 +30,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
     ("requests_quarantined", "Choices given up because they end engines.", lambda s: s.llm.metrics.quarantined),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineHealth], float | None]], ...] = (
-    ("engine_up", "Whether the engine serves.", lambda e: e.state == "serving"),
+    ("engine_up", "Whether the engine serves.", lambda e: e.state in ("serving", "leaving")),
     ("engine_generation", "How often the engine was replaced.", lambda e: e.generation),
     ("engine_uptime_seconds", "Since the engine is ready.", lambda e: e.uptime),
     ("engine_last_step_age_seconds", "Since the engine's last step ended.", lambda e: e.last_step_age),
@@ -59,6 +59,7 @@ def numbers_of(service: Service) -> Numbers:
         counters={name: read(service) for name, _, read in _COUNTERS},
         by_word={name: dict(read(service)) for name, _, _, read in _BY_WORD},
         in_flight={status.rank: status.in_flight for status in service.llm.engines()},
+        load_counted_at=service.llm.client.load_counted_at(),
     )
 
 
@@ -94,6 +95,11 @@ class OwnCollector(Collector):
             for rank, numbers in sorted(self._numbers.serving.engines.items())
         }
         yield self._gauge("engine_last_report_age_seconds", "Since the engine's last statistics came.", "engine", ages)
+        if (counted_at := self._numbers.load_counted_at) is not None:
+            words = "Since the coordinator's last report of all engines' load came; of several servers the oldest."
+            age = GaugeMetricFamily("muro:load_report_age_seconds", words, labels=("model_name",))
+            age.add_metric((self._model,), max(0.0, self._now - counted_at))
+            yield age
         for name, words, look in _SERVER_GAUGES if self._health.servers else ():
             values = {str(server.server): look(server) for server in self._health.servers}
             yield self._gauge(name, words, "server", values)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from muro.cli.options import ServeOptions
-from muro.cli.rank_options import Ranks, check_headless, ranks_of_front_end
+from muro.cli.rank_options import Ranks, check_headless, group_elsewhere, ranks_of_front_end
 from muro.config import LockstepConfig
 from muro.errors import ConfigError
 
@@ -61,3 +61,9 @@ def test_an_engine_without_a_front_end_has_no_load_balancing(given: dict[str, An
     check_headless(options(start_rank=3))
     with pytest.raises(ConfigError, match="--headless"):
         check_headless(options(**given))
+
+
+def test_a_lockstep_engine_without_a_front_end_knows_its_group() -> None:
+    assert group_elsewhere(options(size=2), "10.0.0.1") is None
+    told = group_elsewhere(options(size=2, lockstep=True), "10.0.0.1")
+    assert told == LockstepConfig(size=2, address="tcp://10.0.0.1:29600")

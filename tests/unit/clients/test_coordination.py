@@ -82,7 +82,9 @@ def station(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
 def test_load_and_waves_are_heard(lockstep: tuple[Coordinated, Listener]) -> None:
     one, listener = lockstep
     first, _ = one.engines(2)
+    assert listener.coordination.counted_at is None
     assert listener.news() == Publication([[0, 0, 0.0]] * 2, 0, False)
+    assert listener.coordination.counted_at is not None
     first.reports(2, 1)
     listener.news_until(lambda news: news.counts == [[2, 1, 0.0], [0, 0, 0.0]])
     first.says(start_wave=7)

@@ -91,3 +91,47 @@ def test_a_prompt_goes_where_its_beginning_was_computed_with_the_same_adapter_an
     for rank in RANKS:
         fleet.ended(fleet.engines[rank])
     assert choose(fleet, [*prompt, 1, 2]) == first
+
+
+# --- Coming and going --------------------------------------------------------------------------------------------
+
+
+def test_who_is_to_leave_gets_no_more_and_goes_on() -> None:
+    fleet = new_fleet()
+    for _ in range(3):
+        choose(fleet)
+    leaving = fleet.engines[RANKS[1]]
+    fleet.leave(RANKS[1])
+    assert sorted(choose(fleet) for _ in range(4)) == [0, 0, 2, 2]
+    with pytest.raises(InvalidRequestError, match="ranks: 0, 2"):
+        choose(fleet, data_parallel_rank=1)
+    assert leaving.serving and fleet.in_flight(RANKS[1]) == 1
+    fleet.ended(leaving)
+    fleet.ended(leaving)  # it has nothing more, whoever says so
+    assert fleet.in_flight(RANKS[1]) == 0
+    fleet.stay(RANKS[1])
+    assert choose(fleet) == 1
+
+
+def test_whoever_leaves_stays_so_when_it_dies_and_comes_back() -> None:
+    fleet = new_fleet()
+    fleet.leave(RANKS[1])
+    fleet.died(RANKS[1], 0, EngineDeadError("killed", rank=1, restarting=True))
+    fleet.succeeded(RANKS[1], Generation(1), None)
+    assert {choose(fleet) for _ in range(4)} == {0, 2}
+    fleet.stay(RANKS[1])
+    assert choose(fleet) == 1
+
+
+def test_who_has_left_is_forgotten_and_may_come_back_as_another_one() -> None:
+    fleet = new_fleet()
+    fleet.left(RANKS[1], EngineDeadError("was let go", rank=1))
+    assert fleet.died(RANKS[1], 0, EngineDeadError("killed", rank=1)) is None
+    fleet.succeeded(RANKS[1], Generation(1), None)  # a start that was under way
+    assert {choose(fleet) for _ in range(4)} == {0, 2}
+    fleet.remove(RANKS[1])
+    fleet.remove(RANKS[1])
+    fleet.succeeded(RANKS[1], Generation(1), None)
+    assert list(fleet.engines) == [0, 2]
+    fleet.add(RANKS[1], Generation(2), None)
+    assert list(fleet.engines) == [0, 1, 2] and choose(fleet) == 1

@@ -65,3 +65,11 @@ def test_numbers_travel() -> None:
     numbers.serving.engine_report(EngineRank(3), 3, 4, 0.5, 100, 10, now=20.0)
     numbers.serving.time_to_first_token.observe(0.3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(numbers), type=Numbers) == numbers
+
+
+def test_of_several_servers_the_oldest_report_of_load_counts() -> None:
+    total = Numbers()
+    for heard in (None, 7.0, 5.0, None, 9.0):
+        total.add(Numbers(load_counted_at=heard))
+    assert total.load_counted_at == 5.0
+    assert total.remains().load_counted_at is None

@@ -26,9 +26,12 @@ def test_init_says_how_many_they_are_and_where_rank_0_is() -> None:
     )
 
 
-def test_who_was_told_when_it_was_started_knows_better() -> None:
-    given = EngineConfig(rank=1, lockstep=LockstepConfig(size=2, address="ipc:///g"))
-    assert group_settings(given, init(**TOLD)) is given
+def test_if_init_does_not_say_where_whoever_was_told_before_knows() -> None:
+    given = EngineConfig(rank=1, lockstep=LockstepConfig(size=2, address="ipc:///g", token="t"))
+    assert group_settings(given, init(data_parallel_size=2)) is given
+    assert group_settings(given, init()) is given
+    said = group_settings(given, init(**TOLD)).lockstep
+    assert said == LockstepConfig(size=4, address="tcp://10.0.0.1:29600", token="t")
 
 
 @pytest.mark.parametrize("told", [{}, {"data_parallel_size": 1}, {"data_parallel_size": "4"}])
