@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -55,7 +56,9 @@ def test_two_four_one_and_back_under_load() -> None:
 
             load = asyncio.gather(*(calls(worker) for worker in range(24)))
             for engines, known in ((4, [(0, 0), (1, 0), (2, 0), (3, 0)]), (1, [(0, 0)]), (2, [(0, 0), (1, 1)])):
+                began = monotonic()
                 await client.scale(engines)
+                print(f"{engines} engines after {monotonic() - began:.1f} s, {served.total()} requests")
                 assert [(status.rank, status.generation) for status in client.engines()] == known
                 seen = served.total()
                 while served.total() < seen + 100:  # noqa: ASYNC110 - counted by the callers in this loop

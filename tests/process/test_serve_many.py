@@ -122,6 +122,22 @@ def test_a_killed_server_takes_its_own_streams_alone() -> None:
         assert "server 1 has died, and is replaced" in server.errors()
 
 
+def test_a_server_that_somebody_asked_to_stop_drains_and_is_replaced() -> None:
+    """The port stays open meanwhile, for it is shared."""
+
+    async def scenario(server: Server) -> None:
+        _, tasks = await started(server.url, 20, 1500)
+        os.kill(server_pids(server)[0], signal.SIGTERM)
+        assert {(s.whole, s.reason) for s in await asyncio.gather(*tasks)} == {(True, "length")}
+
+    with crew(2, 1, *PACED, *PATIENT, "--shutdown-timeout", "60") as server:
+        pid = server_pids(server)[0]
+        asyncio.run(scenario(server))
+        process_ended(pid)
+        until(lambda: healths(server)["servers"][0]["generation"] == 1 and serving_again(server, 2)(), within=60)
+        assert set(everybodys(server, 2)) == {0, 1}
+
+
 def test_an_engine_is_replaced_under_all_servers() -> None:
     async def scenario(server: Server) -> None:
         mine, tasks = await started(server.url, 16, 10_000, rank=0)

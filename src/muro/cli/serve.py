@@ -204,6 +204,8 @@ def _check_dialling(options: ServeOptions) -> None:
         raise ConfigError("--curve-dir and --insecure-tcp exclude each other")
     if options.curve_secret_fd is not None and options.curve_dir is None:
         raise ConfigError("--curve-secret-fd gives the secret key alone; --curve-dir says where the front-end's is")
+    if options.api_server_count > 1:
+        raise ConfigError("--api-server-count is for front-ends; with --headless nobody serves HTTP")
     layout_for(options.peer_release)
     if options.max_model_len is not None and (options.engine or MODEL_ENGINE) != MODEL_ENGINE:
         raise ConfigError(
