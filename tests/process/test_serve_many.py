@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -322,10 +323,16 @@ def test_health_has_a_port_of_its_own() -> None:
 def test_fc23_many_servers_at_once() -> None:
     """All bind their doors at the same moment, and all are found."""
     number = count(6, 32)
+    began = time.monotonic()
     with crew(number, 1, "--engine", "echo") as server:
+        ready = time.monotonic()
         assert [each["state"] for each in healths(server)["servers"]] == ["serving"] * number
         assert httpx.post(f"{server.url}/v1/completions", json=ASKED, timeout=10).status_code == 200
-    assert server.process.returncode == 0
+        server.signal(signal.SIGTERM)
+        asked = time.monotonic()
+        assert server.exit_code(60) == 0
+        assert "Traceback" not in server.errors() and "killed" not in server.errors()
+    print(f"\n{number} servers: ready in {ready - began:.1f} s, ended in {time.monotonic() - asked:.1f} s")
 
 
 def test_fc45_idle_servers_are_idle() -> None:
