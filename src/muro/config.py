@@ -42,9 +42,12 @@ class CurveKeys(msgspec.Struct, frozen=True):
 
 
 class LockstepConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The group of a lockstep engine: ranks 0 ... size - 1, which all step together. Times in seconds."""
+    """The group of a lockstep engine: ranks 0 ... size - 1, which all step together. Times in seconds.
 
-    size: int
+    Whoever starts the engines fills in `size`, `address` and `token`.
+    """
+
+    size: int = 1
     address: str = ""
     """Where rank 0 hears the votes of the others; not used by engines that bring a group of their own."""
     token: str = ""
@@ -109,7 +112,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     peer_release: str = "auto"
     """Wire layout to write: "auto" or a release such as "0.25" or "0.33"."""
     lockstep: LockstepConfig | None = None
-    """The group of an engine that says of itself that it runs in lockstep; not used by others."""
+    """Given: the engines compute every step together, as those of a mixture-of-experts model whose experts are spread
+    over the ranks do; each must say so of itself. None: they are independent."""
     limits: Limits = Limits()
     handshake_timeout: float = 300.0
     shutdown_timeout: float = 0.0
@@ -120,7 +124,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.rank <= 65535:
             raise ConfigError(f"rank is {self.rank}; it must lie in 0 ... 65535")
-        if self.lockstep is not None and self.rank >= self.lockstep.size:
+        if self.lockstep is not None and self.rank >= self.lockstep.size > 1:
             raise ConfigError(f"rank {self.rank} cannot be one of {self.lockstep.size} lockstep ranks")
         if self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}; it must not be negative")
@@ -169,8 +173,13 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     """Template for the engines that are spawned here; `rank` and `handshake_address` are filled in."""
     num_engines: int = 1
+    start_rank: int = 0
+    """The first of their ranks, where other front-ends have the ranks before it."""
     num_local_engines: int | None = None
     """How many of them are spawned here (None: all); the others dial in."""
+    data_parallel_balance: Literal["load", "prefix"] = "load"
+    """Which engine gets a request: the one with the fewest of ours in flight; or, unless that one has clearly more to
+    do than the others, the one that has computed the most of its prompt's beginning."""
     ray: RayConfig | None = None
     """Let Ray start all engines, on the machines of a cluster; None: those that are started are started here."""
     host: str | None = None
@@ -197,13 +206,14 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1 <= self.num_engines <= 65536:
             raise ConfigError(f"num_engines is {self.num_engines}; it must lie in 1 ... 65536")
+        if not 0 <= self.start_rank <= 65536 - self.num_engines:
+            raise ConfigError(f"start_rank is {self.start_rank}; it must lie in 0 ... {65536 - self.num_engines}")
+        if self.lockstep:
+            self._check_lockstep()
         if self.num_local_engines is not None and not 0 <= self.num_local_engines <= self.num_engines:
             raise ConfigError(f"num_local_engines is {self.num_local_engines}; it must lie in 0 ... {self.num_engines}")
-        if self.ray is not None and self.num_local_engines is not None:
-            raise ConfigError(
-                f"num_local_engines is {self.num_local_engines}, but Ray starts all engines (muro serve: leave "
-                "--data-parallel-size-local out with --data-parallel-backend ray)"
-            )
+        if self.ray is not None:
+            self._check_ray()
         if self.host is None and self.ray is None and (self.curve_dir is not None or self.insecure_tcp):
             raise ConfigError(
                 "curve_dir and insecure_tcp are for engines that dial in from elsewhere, and all are started here: "
@@ -217,6 +227,47 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"startup_timeout is {self.startup_timeout}; it must be positive")
         if self.stall_limit is not None and self.stall_limit < 0:
             raise ConfigError(f"stall_limit is {self.stall_limit}; it must not be negative, and 0 or None means never")
+
+    @property
+    def num_local(self) -> int:
+        """How many engines are started here."""
+        return self.num_engines if self.num_local_engines is None else self.num_local_engines
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether the engines are a lockstep group."""
+        return self.engine.lockstep is not None and self.num_engines > 1
+
+    @property
+    def restarts(self) -> RestartPolicy:
+        """What follows a death. Of a lockstep group with engines elsewhere none can be started again by itself."""
+        return self.restart if self.num_local == self.num_engines or not self.lockstep else RestartPolicy()
+
+    def _check_ray(self) -> None:
+        if self.num_local_engines not in (None, self.num_engines):
+            raise ConfigError(
+                f"num_local_engines is {self.num_local_engines}, but Ray starts all engines (muro serve: leave "
+                "--data-parallel-size-local out with --data-parallel-backend ray)"
+            )
+        if self.lockstep:
+            raise ConfigError(
+                "lockstep engines cannot be placed by Ray yet; start them with --headless on each machine"
+            )
+
+    def _check_lockstep(self) -> None:
+        """Refuse what a lockstep group cannot be. Raises ConfigError."""
+        if self.start_rank:
+            raise ConfigError(
+                f"start_rank is {self.start_rank}, but lockstep engines have one front-end, from rank 0 on: hybrid and "
+                "external load balancing are for independent engines"
+            )
+        if not self.num_local:
+            raise ConfigError("of lockstep engines rank 0 is started here, and num_local_engines is 0")
+        if self.curve_dir is not None and self.num_local < self.num_engines:
+            raise ConfigError(
+                "lockstep engines on several machines talk to each other and to the coordinator in the clear; keys "
+                "(curve_dir) are not supported for them: start all here, or use insecure_tcp on a network to be trusted"
+            )
 
 
 def home(environ: Mapping[str, str] | None = None) -> Path:

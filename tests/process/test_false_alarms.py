@@ -12,7 +12,7 @@ import pytest
 from muro import connect
 from muro.config import RestartPolicy
 from muro.launch.events import EngineReplaced, EngineStalled
-from muro.launch.spawn import is_stopped
+from muro.launch.stopped import is_stopped
 from muro.wire.ops import PAUSE_SCHEDULER, RESUME_SCHEDULER
 from tests.support.asking import ask
 from tests.support.counts import FULL, count

@@ -16,7 +16,10 @@ import pytest
 import muro
 from muro.config import ConnectConfig, EngineConfig, RestartPolicy
 from muro.errors import EngineDeadError, RequestFailedError
+from muro.llm.offline_replay import Batch
+from muro.llm.replay import DeathPolicy
 from muro.wire.request import OutputKind
+from tests.support.asking import ask
 from tests.support.counts import count
 from tests.support.deadline import until
 from tests.support.server import Server
@@ -322,6 +325,48 @@ def test_calls_of_llm() -> None:
             assert shown(llm.generate(prompts, params)) == undisturbed
         until(lambda: llm._client.engines()[0].state == "serving", within=20, what="an engine serves")
         assert shown(llm.generate(prompts, params)) == undisturbed
+
+
+def test_who_is_cut_off_by_an_engine_that_leaves_goes_on_elsewhere() -> None:
+    async def test() -> None:
+        async with await start(engines=2) as llm:
+            undisturbed = await asyncio.gather(*(told(llm, number) for number in range(8)))
+            streams = asyncio.gather(*(told(llm, number) for number in range(8)))
+            async with asyncio.timeout(20):
+                while min(status.in_flight for status in llm.engines()) < 4:  # noqa: ASYNC110 - they are sent in this loop
+                    await asyncio.sleep(0.002)
+            await llm.client.scale(1, drain_timeout=0)
+            assert await streams == undisturbed
+            assert llm.metrics.replayed == 4 and [status.rank for status in llm.engines()] == [0]
+
+    asyncio.run(test())
+
+
+def test_with_two_engines_a_batch_does_not_wait_for_a_restart() -> None:
+    slow = RestartPolicy(policy="on-failure", backoff_first=40, backoff_max=40)
+    engine = EngineConfig(engine="sim", options=SIM, log_level="ERROR")
+    with muro.connect(ConnectConfig(restart=slow, num_engines=2, engine=engine)) as client:
+
+        def tokens(kill: bool) -> dict[str, list[int]]:
+            batch = Batch(client, DeathPolicy(on_engine_death="replay"))
+            for number in range(8):
+                batch.add(ask(f"r{number}", 300, [number], ignore_eos=True, seed=1))
+            found: dict[str, list[int]] = {f"r{number}": [] for number in range(8)}
+            ended = 0
+            while ended < 8:
+                for output in batch.outputs():
+                    found[output.request_id] += output.new_token_ids
+                    ended += output.finish_reason is not None
+                if kill and all(found.values()):
+                    kill = False
+                    pid = client.engines()[1].pid
+                    assert pid is not None
+                    os.kill(pid, signal.SIGKILL)
+            return found
+
+        undisturbed = tokens(kill=False)
+        assert tokens(kill=True) == undisturbed and {len(found) for found in undisturbed.values()} == {300}
+        assert [status.state for status in client.engines()] == ["serving", "restarting"]
 
 
 def test_a_poisonous_request_in_a_call_of_llm() -> None:

@@ -17,9 +17,10 @@ from itertools import pairwise
 
 import pytest
 
+from muro.child.stop_requests import StopRequests
 from muro.config import ConnectConfig
 from muro.llm.words import ModelChoice
-from muro.server.lifespan import ServerConfig, StopRequests, bind, serve, url_of
+from muro.server.lifespan import ServerConfig, bind, serve, url_of
 from muro.server.service import Service
 from muro.wire.failure import ExitCode
 from muro.wire.request import SamplingParams

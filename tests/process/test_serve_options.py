@@ -154,9 +154,10 @@ def test_what_the_engine_refuses_is_named(http: httpx.Client, option: str, value
     ("rank", "status"),
     [("0", 200), ("00000", 200), ("1", 400), ("-1", 400), ("99999", 400), ("9" * 5000, 400), ("x", 400), ("", 400)],
 )
-def test_the_engine_may_be_chosen(http: httpx.Client, rank: str, status: int) -> None:
+def test_fc41_the_engine_may_be_chosen(http: httpx.Client, rank: str, status: int) -> None:
     headers = {"X-data-parallel-rank": rank}
     answer = http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2}, headers=headers)
     assert answer.status_code == status, answer.text
     if status == 400:
-        assert "engine" in answer.json()["error"]["message"]
+        message = answer.json()["error"]["message"]
+        assert "engine" in message and message.endswith(" 0"), "it names those that there are"

@@ -312,3 +312,20 @@ def test_a_hanging_child_shows_where(nursery: Nursery, target: str, phase: str) 
     child.dump_stack()
     assert f"in {target}" in child.log_tail()
     assert child.poll() is None
+
+
+def test_what_is_lent_is_there_under_its_name_and_goes_no_further() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        child = spawn(f"{TARGETS}:describe", {"flags": []}, name="engine 0", lent={"pipe": read_end})
+        try:
+            assert child.wait(20)
+            told = json.loads(child.log_tail(1))
+        finally:
+            stop([child], 0, force=True)
+        lent = dict(told["descriptors"])[told["lent"]["pipe"]]
+        assert lent == os.readlink(f"/proc/self/fd/{read_end}")
+        assert told["inheritable"] == [] and list(told["lent"]) == ["pipe"]
+    finally:
+        os.close(read_end)
+        os.close(write_end)

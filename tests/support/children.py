@@ -134,6 +134,7 @@ def describe(context: ChildContext) -> int:
         "xoptions": sys._xoptions,
         "warnoptions": sys.warnoptions,
         "env": {name: os.environ.get(name) for name in context.payload.get("names", [])},
+        "lent": context.config.lent,
         "descriptors": sorted(_descriptors()),
         "inheritable": [number for number, _ in _descriptors() if number > 2 and os.get_inheritable(number)],
         "main": getattr(sys.modules["__main__"], "__file__", None),

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from muro.clients.aio_stream import AsyncStream, Feed
+from muro.clients.attempt import Attempt
 from muro.clients.engine import KnownEngine
 from muro.clients.interface import EngineStatus, OutputBatch
-from muro.clients.session import Attempt, Message, Session
+from muro.clients.session import Message, Session
 from muro.engine.interface import EngineCore
 from muro.errors import EngineDeadError
 from muro.ids import EngineRank, Generation
@@ -65,6 +66,10 @@ class MortalClient:
         engine = self.session.engines[RANK]
         return [EngineStatus(rank=RANK, generation=engine.generation, state=engine.state.value, ready=engine.ready)]
 
+    def check_health(self) -> None:
+        if self.death is not None:
+            raise self.death
+
     async def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> None:  # noqa: ASYNC109
         await self._serving.wait()
         if self.death is not None:
@@ -100,7 +105,7 @@ class MortalClient:
         """The next generation serves."""
         self.generation += 1
         self.death = None
-        self.session.replaced(self._born())
+        self.session.succeeded(RANK, Generation(self.generation), self._born().ready)
         self._serving.set()
 
     def _born(self) -> KnownEngine:
@@ -144,9 +149,10 @@ class MortalBatches:
         self.harness: StepHarness
         self.session = Session({RANK: self._born()}, nonce="test")
 
-    def add_request(self, request: EngineCoreRequest) -> None:
+    def add_request(self, request: EngineCoreRequest) -> EngineRank:
         self.check_health()
         self._deliver(self.session.add(request, None, 0.0)[1])
+        return RANK
 
     def get_outputs(self, timeout: float | None = None) -> OutputBatch:
         while (batch := self.session.take_batch()) is None:
@@ -196,7 +202,7 @@ class MortalBatches:
     def _replace(self) -> None:
         self.generation += 1
         self.death = None
-        self.session.replaced(self._born())
+        self.session.succeeded(RANK, Generation(self.generation), self._born().ready)
 
     def _born(self) -> KnownEngine:
         engine = self._make()

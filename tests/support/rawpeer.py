@@ -38,6 +38,7 @@ class RawClient:
 
     def __init__(self, index: int, directory: str) -> None:
         self.index = index
+        self.directory = directory
         self.input = bind_router(f"ipc://{directory}/i{index}")
         self.output = bind_pull(f"ipc://{directory}/o{index}")
         self.dead = False
@@ -65,6 +66,10 @@ class RawClient:
         for request in requests:
             request.client_index = self.index
             self.send(*self._encoder.add(request))
+
+    def reaches(self, request_ids: Iterable[str]) -> bool:
+        """Whether the engine is connected; it is sent the abort of these."""
+        return send_nowait(self.input, [IDENTITY, *self._encoder.abort(request_ids)])
 
     def abort(self, request_ids: Iterable[str]) -> None:
         self.send(*self._encoder.abort(request_ids))

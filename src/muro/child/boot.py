@@ -67,6 +67,8 @@ def _read_config(descriptor: int) -> dict[str, Any]:
     for name, value in config.items():
         if name.endswith("_fd"):
             os.set_inheritable(value, False)  # ours alone, not for programs that the engine starts
+    for value in config["lent"].values():
+        os.set_inheritable(value, False)
     return config
 
 

@@ -44,6 +44,8 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     sys_path: list[str]
     payload: dict[str, Any]
     """The target's own settings; opaque here."""
+    lent: dict[str, int] = {}
+    """Further descriptors that were inherited, by name; the target's."""
 
 
 class ChildContext:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from muro.cli.options import flags
-from muro.errors import ConfigError, RequestFailedError
+from muro.errors import RequestFailedError
 
 if TYPE_CHECKING:
     from muro.cli.talking import Message, Partner
@@ -45,9 +44,10 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
 @flags(ChatOptions)
 def chat(options: ChatOptions) -> None:
     """See `HELP`."""
+    from muro.cli.calling import Caller, read_key
     from muro.cli.talking import Partner
 
-    partner = Partner(options.url, _key(options.api_key_file))
+    partner = Partner(Caller(options.url, read_key(options.api_key_file)))
     talk = Talk(partner, options)
     if options.quick is not None:
         sys.exit(0 if talk.say(options.quick) else 1)
@@ -132,15 +132,3 @@ class Talk:
             if not line.endswith("\\"):
                 return "\n".join([*lines, line])
             lines.append(line[:-1])
-
-
-def _key(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        key = Path(path).read_text(encoding="ascii").strip().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the API key in {path} cannot be read: {error}") from error
-    if not key:
-        raise ConfigError(f"there is no API key in {path}")
-    return key

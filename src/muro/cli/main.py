@@ -74,7 +74,7 @@ def _run() -> None:
         from muro.errors import MissingExtraError
 
         raise MissingExtraError("the command line", "cli") from None
-    from muro.cli import bench, chat, keys, pull, serve, wire
+    from muro.cli import bench, chat, keys, pull, scale, serve, wire
     from muro.cli.help import Command
 
     app = typer.Typer(
@@ -95,6 +95,7 @@ def _run() -> None:
         serve.serve
     )
     app.command("chat", cls=Command, help=chat.HELP)(chat.chat)
+    app.command("scale", cls=Command, help=scale.HELP)(scale.scale)
     app.command("pull", cls=Command, help=pull.HELP)(pull.pull)
     app.add_typer(keys.make_app(), name="keys", short_help="Keys for engines and front-ends on different machines.")
     app.add_typer(wire.make_app(), name="wire", short_help="Look at what front-ends and engines say to each other.")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 import typer
 
-from muro.cli.ray_options import RayOptions
+from muro.cli.rank_options import RankOptions
 from muro.config import RestartPolicy
 from muro.errors import ConfigError
 
@@ -28,7 +28,7 @@ Exit codes: 0 asked to stop; 2 a setting is wrong; 10 the engine failed while se
 143 forced by a fifth signal."""
 
 
-class ServeOptions(RayOptions, frozen=True, kw_only=True):
+class ServeOptions(RankOptions, frozen=True, kw_only=True):
     """Flags of `muro serve`; named as those of `vllm serve` where they mean the same."""
 
     model: Annotated[
@@ -190,6 +190,18 @@ class ServeOptions(RayOptions, frozen=True, kw_only=True):
             rich_help_panel=_HTTP,
         ),
     ] = 0.0
+    api_server_count: Annotated[
+        int,
+        typer.Option(
+            "--api-server-count",
+            "-asc",
+            min=1,
+            max=64,
+            help="Server processes on this port, in front of the same engines. One that dies is replaced, and only its "
+            "own answers end. Bounds of HTTP hold for each of them.",
+            rich_help_panel=_HTTP,
+        ),
+    ] = 1
     headless: Annotated[
         bool,
         typer.Option(
@@ -199,29 +211,6 @@ class ServeOptions(RayOptions, frozen=True, kw_only=True):
             rich_help_panel=_MANY,
         ),
     ] = False
-    data_parallel_size: Annotated[
-        int, typer.Option("--data-parallel-size", "-dp", min=1, help="Engines in all.", rich_help_panel=_MANY)
-    ] = 1
-    data_parallel_size_local: Annotated[
-        int | None,
-        typer.Option(
-            "--data-parallel-size-local",
-            "-dpl",
-            min=0,
-            help="How many of them are started here (default: all); the others dial in.",
-            rich_help_panel=_MANY,
-        ),
-    ] = None
-    data_parallel_start_rank: Annotated[
-        int,
-        typer.Option(
-            "--data-parallel-start-rank",
-            "-dpr",
-            min=0,
-            help="With --headless: this engine's rank.",
-            rich_help_panel=_MANY,
-        ),
-    ] = 0
     data_parallel_address: Annotated[
         str | None,
         typer.Option(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from muro.cli.options import EXIT_CODES, LOOPBACK, ServeOptions, engine_options, flags, restart_policy
+from muro.cli.rank_options import check_headless, group_elsewhere, ranks_of_front_end
 from muro.cli.ray_options import ray_config
 from muro.cli.stopping import stopping
 from muro.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
+    from muro.config import ConnectConfig
     from muro.llm.words import ModelChoice
     from muro.server.lifespan import ServerConfig
     from muro.server.limits import HttpLimits
@@ -25,6 +28,7 @@ Examples:
     muro serve ~/.cache/muro/models/SmolLM2-135M-Instruct
     muro serve --engine echo --port 9000
     muro serve --engine my_engine.py:MyEngine --engine-option depth=3
+    muro serve demo --data-parallel-size 2 --api-server-count 2
     muro serve demo --headless -dpa 10.0.0.1 -dpp 29550
 
 {EXIT_CODES}
@@ -77,37 +81,29 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving HTTP (no module {error.name!r})", "serve") from None
     from muro.cli.progress import StartupShow
-    from muro.config import ConnectConfig, EngineConfig
 
     choice.engine_config()  # whatever is wrong with it is told before anything else happens
     _check_serving(options)
-    local = options.data_parallel_size_local
-    elsewhere = local is not None and local < options.data_parallel_size
-    ray = ray_config(options)
-    host = (options.data_parallel_address or LOOPBACK) if elsewhere else None
-    connect = ConnectConfig(
-        num_engines=options.data_parallel_size,
-        num_local_engines=local,
-        ray=ray,
-        host=host if ray is None else options.data_parallel_address,
-        handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
-        curve_dir=options.curve_dir,
-        curve_secret_fd=options.curve_secret_fd,
-        insecure_tcp=options.insecure_tcp,
-        startup_timeout=options.startup_timeout,
-        stall_limit=options.stall_limit or None,
-        restart=restart_policy(options),
-        engine=EngineConfig(log_level=options.log_level.upper()),
-    )
-    config = _server_config(options)
+    connect, config = _connect_config(options), _server_config(options)
     raise_file_limit()
+    announce = partial(_announce, keyed=options.api_key_file is not None)
+    if options.api_server_count > 1:
+        if connect.ray is not None:
+            raise ConfigError(
+                "--api-server-count is 1 with --data-parallel-backend ray: several servers start engines here"
+            )
+        from muro.cli.serve_many import serve_many
+
+        stopping.begin()
+        many, level, restart = options.api_server_count, options.log_level.upper(), restart_policy(options)
+        return _ended(serve_many(many, choice, connect, config, restart, level, announce))
     listener = bind(config.host, config.port)
     stopping.begin()
     with StartupShow() as show:
 
         def on_serving(url: str, service: Service) -> None:
             show.close()
-            _announce(url, service, keyed=options.api_key_file is not None)
+            announce(url, service.names[0], service.llm.words.template is not None)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(
@@ -121,6 +117,37 @@ def _serve(options: ServeOptions, choice: ModelChoice) -> int:
                     take_signals=stopping.tell,
                 )
             )
+    return _ended(code)
+
+
+def _connect_config(options: ServeOptions) -> ConnectConfig:
+    from muro.config import ConnectConfig, EngineConfig
+
+    ranks = ranks_of_front_end(options)
+    elsewhere = ranks.local < ranks.count
+    ray = ray_config(options)
+    host = options.data_parallel_address if ray is not None or elsewhere else None
+    if elsewhere and host is None:
+        host = LOOPBACK
+    return ConnectConfig(
+        num_engines=ranks.count,
+        start_rank=ranks.first,
+        num_local_engines=ranks.local,
+        data_parallel_balance=options.data_parallel_balance,
+        ray=ray,
+        host=host,
+        handshake_port=options.data_parallel_rpc_port if elsewhere else 0,
+        curve_dir=options.curve_dir,
+        curve_secret_fd=options.curve_secret_fd,
+        insecure_tcp=options.insecure_tcp,
+        startup_timeout=options.startup_timeout,
+        stall_limit=options.stall_limit or None,
+        restart=restart_policy(options),
+        engine=EngineConfig(log_level=options.log_level.upper(), lockstep=ranks.lockstep),
+    )
+
+
+def _ended(code: int) -> int:
     stopping.end()
     if stopping.forced_by:
         return 128 + stopping.forced_by
@@ -157,15 +184,15 @@ def _limits(options: ServeOptions) -> HttpLimits:
     return msgspec.structs.replace(HttpLimits(), **{name: value for name, value in given.items() if value is not None})
 
 
-def _announce(url: str, service: Service, *, keyed: bool) -> None:
-    body: dict[str, object] = {"model": service.names[0]}
-    if service.llm.words.template is None:
+def _announce(url: str, name: str, chat: bool, *, keyed: bool) -> None:
+    body: dict[str, object] = {"model": name}
+    if not chat:
         path = "completions"
         body |= {"prompt": "The capital of France is", "max_tokens": 16}
     else:
         path = "chat/completions"
         body |= {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64}
-    print(f"{service.names[0]} is served on {url}   (Ctrl-C stops it)")
+    print(f"{name} is served on {url}   (Ctrl-C stops it)")
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     print(f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'", flush=True)
 
@@ -189,6 +216,8 @@ def _check_dialling(options: ServeOptions) -> None:
         raise ConfigError("--curve-secret-fd gives the secret key alone; --curve-dir says where the front-end's is")
     if options.data_parallel_backend == "ray":
         raise ConfigError("--headless runs one engine here; --data-parallel-backend ray is for the front-end")
+    if options.api_server_count > 1:
+        raise ConfigError("--api-server-count is for front-ends; with --headless nobody serves HTTP")
     layout_for(options.peer_release)
     if options.max_model_len is not None and (options.engine or MODEL_ENGINE) != MODEL_ENGINE:
         raise ConfigError(
@@ -206,6 +235,7 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
 
     if options.data_parallel_size_local not in (None, 1):
         raise ConfigError("--headless runs one engine; start one command for each: --data-parallel-start-rank")
+    check_headless(options)
     _check_dialling(options)
     keys = None if options.curve_dir is None else engine_keys(options.curve_dir, options.curve_secret_fd)
     config = msgspec.structs.replace(
@@ -218,6 +248,7 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
         peer_release=options.peer_release,
         curve=keys,
         insecure_tcp=options.insecure_tcp,
+        lockstep=group_elsewhere(options, options.data_parallel_address or LOOPBACK),
         shutdown_timeout=options.shutdown_timeout,
         handshake_timeout=options.startup_timeout,
         log_level=options.log_level.upper(),

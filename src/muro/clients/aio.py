@@ -22,11 +22,15 @@ from typing import Any, TypeVar, cast
 
 from muro.clients.aio_stream import AsyncStream, Feed
 from muro.clients.arguments import check_timeout
+from muro.clients.attempt import Attempt
 from muro.clients.closing import close_in_loop, finalize_in_loop, in_thread, release_in_loop, runs_in
-from muro.clients.hearing import hear
+from muro.clients.coordination import Coordination
+from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
 from muro.clients.link import Link
-from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
+from muro.clients.parts import Watcher
+from muro.clients.scaling import DRAIN_TIMEOUT, Scaling
+from muro.clients.session import Message, Session, StatsListener, Unreadable
 from muro.clients.silence import TICK
 from muro.clients.status import engine_statuses
 from muro.clients.weak import weakly
@@ -63,14 +67,16 @@ class AsyncMPClient:
     def start(self) -> AsyncMPClient:
         """Begin to read. Called once, by the factory, in the client's loop."""
         self._reader.watch(self._link.outputs, weakly(self._on_frames))
+        if self._link.coordination is not None:
+            self._reader.watch(self._link.coordination.ear, weakly(self._on_publication, self._link.coordination))
         self._link.open(_waker(self._loop, weakly(self._on_events)))
         self._listen()
         return self
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
+    def add_request(self, request: EngineCoreRequest) -> EngineRank:
+        """See `EngineCoreClient.add_request`."""
         self._check_here()
-        self._submit(request, None)
+        return self._submit(request, None).engine.rank
 
     async def get_outputs(self, timeout: float | None = None) -> OutputBatch:  # noqa: ASYNC109 twin of the other client
         """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
@@ -128,6 +134,16 @@ class AsyncMPClient:
         """How each engine is, by rank."""
         return engine_statuses(self._session, self._link)
 
+    @property
+    def supervisor(self) -> Watcher:
+        """For others who want to hear of the engines' processes."""
+        return self._link.supervisor
+
+    def load_counted_at(self) -> float | None:
+        """When, on the monotonic clock, the coordinator last said how much all engines have; None if it never did."""
+        coordination = self._link.coordination
+        return None if coordination is None else coordination.counted_at
+
     def observe_stats(self, listener: StatsListener | None) -> None:
         """Call `listener(rank, stats)` for every statistics report of an engine."""
         self._session.on_stats = listener
@@ -155,6 +171,20 @@ class AsyncMPClient:
                 if not error.restarting or (deadline is not None and self._loop.time() >= deadline):
                     raise
             await self._next(self._patient, deadline)
+
+    async def scale(self, engines: int, *, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+        """See `EngineCoreClient.scale`; cancelling it is as an interrupt there."""
+        self._check_here()
+        check_timeout(drain_timeout)
+        scaling = Scaling(self._session, self._link, engines, drain_timeout, self._loop.time())
+        scaling.begin(self._wake_all)
+        try:
+            while not scaling.advance(self._loop.time()):
+                left = scaling.left(self._loop.time())
+                await self._next(self._patient, None if left is None else self._loop.time() + left)
+        finally:
+            scaling.end()
+        scaling.check()
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything. Blocks; any thread may call it."""
@@ -286,6 +316,10 @@ class AsyncMPClient:
             self._session.receive(message)
         if self._batch_readers:
             self._wake_batch_readers(1)
+
+    def _on_publication(self, coordination: Coordination, frames: list[Frame]) -> None:
+        if (news := coordination.hear(frames)) is not None:
+            hear_coordinator(news, self._session, self._link, time.time())
 
     def _listen(self) -> None:
         """Judge engines that are silent, as long as there is one to judge."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from muro.clients.session import Attempt
+from muro.clients.attempt import Attempt
 from muro.errors import MuroError, SlowReaderError, UsageError
 from muro.ids import EngineRank, Generation
 from muro.wire.failure import error_from_wire

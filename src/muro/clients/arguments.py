@@ -10,7 +10,8 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-from muro.errors import InvalidRequestError, UnsupportedOptionError, UsageError
+from muro.errors import InvalidRequestError, LocalProtocolError, UnsupportedOptionError, UsageError
+from muro.wire.frames import Frame
 from muro.wire.ops import Op
 from muro.wire.request import EngineCoreRequest
 
@@ -50,3 +51,11 @@ def check_timeout(timeout: Any) -> None:
     """Raises UsageError unless it is a number of seconds, or None."""
     if timeout is not None and (not isinstance(timeout, int | float) or math.isnan(timeout)):
         raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds, or None to wait for ever")
+
+
+def check_size(frames: list[Frame], largest: int) -> list[Frame]:
+    """Raises LocalProtocolError for a message over the limit in bytes."""
+    size = len(frames[0]) + len(frames[1]) + sum(memoryview(frame).nbytes for frame in frames[2:])
+    if size > largest:
+        raise LocalProtocolError(f"it has {size} bytes; the limit is {largest} (max_message_bytes)")
+    return frames

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from muro.clients.aio import AsyncMPClient
 from muro.clients.closing import in_thread
-from muro.clients.doors import Doors
-from muro.clients.engine import KnownEngine
+from muro.clients.coordination import Coordination
+from muro.clients.doors import Doors, Shared
+from muro.clients.engine import FIRST, KnownEngine
 from muro.clients.link import Link
 from muro.clients.polling import Polling
 from muro.clients.replacing import Replacer
@@ -25,6 +26,8 @@ from muro.clients.sync import SyncMPClient
 from muro.clients.traffic import Traffic
 from muro.config import ConnectConfig, EngineConfig
 from muro.errors import ConfigError
+from muro.ids import ClientIndex, EngineRank
+from muro.launch.data_parallel import DataParallel
 from muro.launch.handle import Spawner
 from muro.launch.here import SpawnHere
 from muro.launch.interpreter import engine_name
@@ -34,12 +37,19 @@ from muro.launch.shutdown import stop
 from muro.launch.startup import Started, StartupProgress, start
 from muro.launch.supervisor import Supervisor
 from muro.launch.watching import Watching
+from muro.parallel.balance import Balancer
+from muro.parallel.prefix import PrefixIndex
+from muro.transport.sockets import Socket
 from muro.transport.wakeup import Wakeup
-from muro.wire.handshake import HEARTBEAT, Features
+from muro.wire.handshake import HEARTBEAT, Addresses, Features, ReadyResponse
 from muro.wire.releases import NEWEST, Layout, layout_of_engine
+
+_MAX_BLOCKS = 1 << 18
+"""Blocks of prompts that are remembered per engine, however large its cache."""
 
 OnProgress = Callable[[StartupProgress], None]
 
+_FIRST = ClientIndex(0)
 _OURS = frozenset({"rank", "generation", "handshake_address", "local", "headless", "curve", "insecure_tcp", "rejoin"})
 _CONNECT = frozenset(ConnectConfig.__struct_fields__) - {"engine"}
 _ENGINE = frozenset(EngineConfig.__struct_fields__) - _OURS
@@ -65,9 +75,11 @@ def connect(
         undo.callback(spawner.close)
         doors = Doors.open(config)
         undo.callback(doors.close)
-        started = _start(config, doors, spawner, on_progress, None)
+        parallel = DataParallel(config)
+        undo.callback(parallel.close, 0.0)
+        started = _start(config, doors, parallel, spawner, on_progress, None)
         undo.callback(stop, started.children.values(), 0.0, force=True)
-        link = _link(config, doors, spawner, started)
+        link = _link(config, doors, parallel, spawner, started, undo)
         polling = Polling(link)
         undo.callback(polling.close)
         undo.callback(link.stop, 0.0)
@@ -80,11 +92,16 @@ def connect(
 
 
 async def connect_async(
-    config: ConnectConfig | None = None, *, on_progress: OnProgress | None = None, **settings: Any
+    config: ConnectConfig | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+    shared: Shared | None = None,
+    **settings: Any,
 ) -> AsyncMPClient:
     """As `connect`, for the running asyncio loop. Cancelling it takes down what was started.
 
-    `on_progress` is called in another thread.
+    `on_progress` is called in another thread. `shared` says with which other client processes the engines are shared;
+    see `crew`.
     """
     given = make_config(config, settings)
     started: list[Started] = []
@@ -93,13 +110,17 @@ async def connect_async(
         undo.callback(_close_found, found)
         await in_thread(lambda: found.append(_spawner(given)))
         spawner, config = found[0]
-        doors = Doors.open(config)
+        doors = Doors.open(config, shared)
         undo.callback(doors.close)
+        parallel = DataParallel(config, 1 if shared is None else shared.clients)
+        undo.callback(parallel.close, 0.0)
         undo.callback(lambda: [stop(s.children.values(), 0.0, force=True) for s in started])
-        await in_thread(lambda: started.append(_start(config, doors, spawner, on_progress, cancel)), cancel.set)
-        link = _link(config, doors, spawner, started[0])
+        await in_thread(
+            lambda: started.append(_start(config, doors, parallel, spawner, on_progress, cancel)), cancel.set
+        )
+        link = _link(config, doors, parallel, spawner, started[0], undo)
         undo.callback(link.stop, 0.0)
-        session = _session(started[0], config)
+        session = _session(started[0], config, doors.client)
         link.listen_for(session, config.stall_limit)
         client = AsyncMPClient(session, link).start()
         undo.pop_all()
@@ -147,9 +168,16 @@ def _close_found(found: list[tuple[Spawner, ConnectConfig]]) -> None:
 
 
 def _start(
-    config: ConnectConfig, doors: Doors, spawner: Spawner, on_progress: OnProgress | None, cancel: Wakeup | None
+    config: ConnectConfig,
+    doors: Doors,
+    parallel: DataParallel,
+    spawner: Spawner,
+    on_progress: OnProgress | None,
+    cancel: Wakeup | None,
 ) -> Started:
-    plan = plan_launch(config, doors.addresses, doors.handshake_address, _features(), doors.engine_keys)
+    parallel.open()
+    addresses, group = parallel.addresses(doors.addresses), parallel.group(FIRST)
+    plan = plan_launch(config, addresses, doors.handshake_address, _features(), doors.engine_keys, group)
     return start(
         plan,
         doors.handshake,
@@ -162,25 +190,70 @@ def _start(
     )
 
 
-def _link(config: ConnectConfig, doors: Doors, spawner: Spawner, started: Started) -> Link:
-    replacer = Replacer(config, doors, spawner)
+def _link(
+    config: ConnectConfig,
+    doors: Doors,
+    parallel: DataParallel,
+    spawner: Spawner,
+    started: Started,
+    undo: contextlib.ExitStack,
+) -> Link:
+    _check_lockstep(config, started)
+    replacer = Replacer(config, doors, parallel, spawner)
     traffic = Traffic()
-    watch = Watching(config.stall_limit, traffic.sent)
-    supervisor = Supervisor(started.children, policy=config.restart, replace=replacer, watch=watch)
-    remotes = _remotes(config, doors, started, supervisor)
+    supervisor = Supervisor(
+        started.children,
+        policy=config.restarts,
+        replace=replacer,
+        watch=Watching(config.stall_limit, traffic.sent),
+        lockstep=config.lockstep,
+    )
+    remotes = _remotes(config, doors, parallel, started, supervisor)
     doors.settle(watched=remotes is not None, successors=remotes is not None and remotes.awaits_successors)
-    return Link(doors, supervisor, replacer, traffic, _layout(started), config.close_timeout, remotes)
+    coordination = None
+    if parallel.stats_address is not None:
+        coordination = Coordination(parallel.stats_address, lockstep=config.lockstep)
+        undo.callback(coordination.close)
+        coordination.open()
+    timeout, layout = config.close_timeout, _layout(started)
+    link = Link(doors, supervisor, replacer, traffic, layout, timeout, remotes, parallel, coordination)
+    link.fixed = _why_fixed(config, parallel)
+    return link
 
 
-def _remotes(config: ConnectConfig, doors: Doors, started: Started, supervisor: Supervisor) -> Remotes | None:
+def _why_fixed(config: ConnectConfig, parallel: DataParallel) -> str:
+    """Why the number of engines cannot change while they serve; empty: it can."""
+    if config.lockstep:
+        return "lockstep engines compute every step together, and were told at their start how many they are"
+    if config.start_rank or parallel.stats_address is not None:
+        return "other front-ends have engines of the same group, and are not told"
+    return ""
+
+
+def _check_lockstep(config: ConnectConfig, started: Started) -> None:
+    """Raises ConfigError if engines of a lockstep group are none."""
+    for rank, ready in started.responses.items() if config.lockstep else ():
+        if ready.data_parallel_size != config.num_engines:
+            raise ConfigError(
+                f"engine {rank} ({config.engine.engine}) does not run in lockstep with the others, and the setting "
+                "lockstep (muro serve: --data-parallel-lockstep) says so; leave it out for independent engines"
+            )
+
+
+def _remotes(
+    config: ConnectConfig, doors: Doors, parallel: DataParallel, started: Started, supervisor: Supervisor
+) -> Remotes | None:
     """Who watches the engines that were started elsewhere, if there are any."""
     ranks = started.responses.keys() - started.children.keys()
     if not ranks or doors.arrivals is None or doors.greeters is None:
         return None
     entrance = None
-    if config.restart.policy != "never":
-        outputs = doors.addresses.outputs
-        entrance = Entrance(doors.handshake, doors.greeters, doors.wall.successors_door, outputs, _features())
+    if config.restarts.policy != "never":
+
+        def addresses(inputs: Socket) -> Addresses:
+            return parallel.addresses(doors.addresses_with(inputs))
+
+        entrance = Entrance(doors.handshake, doors.greeters, doors.wall.successors_door, addresses, _features())
     return Remotes(ranks, doors.arrivals, supervisor.publish, entrance)
 
 
@@ -190,7 +263,7 @@ def _features() -> Features:
     return Features(version("muro"), [HEARTBEAT])
 
 
-def _session(started: Started, config: ConnectConfig) -> Session:
+def _session(started: Started, config: ConnectConfig, client: ClientIndex = _FIRST) -> Session:
     engines = {}
     for rank, ready in started.responses.items():
         engines[rank] = KnownEngine(rank)
@@ -199,9 +272,37 @@ def _session(started: Started, config: ConnectConfig) -> Session:
     return Session(
         engines,
         nonce=secrets.token_hex(4),
+        balancer=balancer_for(started.responses.values(), started.responses, config),
+        client_index=client,
         first_call=secrets.randbits(40) + 1,
         largest=config.engine.limits.max_message_bytes,
     )
+
+
+def balancer_for(
+    engines: Iterable[ReadyResponse],
+    ranks: Iterable[EngineRank],
+    config: ConnectConfig,
+    *,
+    clients: int = 1,
+    index: int = 0,
+) -> Balancer:
+    """Who chooses. Prompts are cut as the engines do it, and no more of them remembered than their caches hold.
+
+    Args:
+        engines: what they say of themselves.
+        ranks: those that take requests.
+        config: settings of the client.
+        clients: front-ends that send to these engines.
+        index: which of them this is.
+    """
+    prefix = None
+    if config.data_parallel_balance == "prefix":
+        said = list(engines)
+        blocks = min((ready.num_gpu_blocks or _MAX_BLOCKS for ready in said), default=_MAX_BLOCKS)
+        size = min((ready.block_size for ready in said), default=1)
+        prefix = PrefixIndex(max(1, size), max(1, min(blocks, _MAX_BLOCKS)))
+    return Balancer(ranks, clients=clients, client_index=index, prefix=prefix)
 
 
 def _layout(started: Started) -> Layout:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+import msgspec
+
 from muro.config import ConnectConfig, CurveKeys
 from muro.errors import ConfigError, InternalError
+from muro.ids import ClientIndex, EngineRank
 from muro.launch.arrivals import Arrivals
 from muro.transport import sockets
 from muro.transport.endpoint import (
@@ -38,6 +41,39 @@ _OUTPUTS_WAITING = 4096
 """Messages of one engine that wait for a client that reads slowly. The others wait in the engine, which merges them."""
 
 
+class Shared(msgspec.Struct, frozen=True):
+    """Several client processes on this machine have the same engines.
+
+    Each binds its doors at addresses that the others know beforehand. So whoever gives INIT need not ask; and the
+    successor of a client that has died listens at the same place, where the engines dial again by themselves. The
+    client of the process that starts the engines is the last one; it need not send requests.
+    """
+
+    directory: str
+    """Where all their doors are; private, and not theirs to remove."""
+    clients: int
+    """How many there are beside the one that starts the engines."""
+
+    def addresses(self, rank: EngineRank | None = None, generation: int = 0) -> Addresses:
+        """What INIT carries of these clients, for the first engines or for one that follows another."""
+        directory = EndpointDirectory.attach(self.directory)
+        clients = [ClientIndex(client) for client in range(self.clients)]
+        return Addresses(
+            inputs=[ipc_endpoint(directory, input_role(client, rank, generation)) for client in clients],
+            outputs=[ipc_endpoint(directory, output_role(client)) for client in clients],
+        )
+
+
+def input_role(client: ClientIndex, rank: EngineRank | None = None, generation: int = 0) -> str:
+    """What the input door of a client is called: the one for the first engines, or that for a successor."""
+    return f"input-{client}" if rank is None else f"input-{client}-{rank}-{generation}"
+
+
+def output_role(client: ClientIndex) -> str:
+    """What its output door is called."""
+    return f"output-{client}"
+
+
 class Wall:
     """Where doors can be: a private directory of this machine, or a TCP host with or without a gate.
 
@@ -46,14 +82,18 @@ class Wall:
         gate: open; None lets everybody in.
     """
 
-    def __init__(self, directory: EndpointDirectory, host: str | None, gate: Gate | None) -> None:
+    def __init__(self, directory: EndpointDirectory, host: str | None = None, gate: Gate | None = None) -> None:
         self._directory = directory
         self._host = host
         self._gate = gate
 
     @classmethod
-    def open(cls, config: ConnectConfig) -> Wall:
+    def open(cls, config: ConnectConfig, shared: Shared | None = None) -> Wall:
         """Raises ConfigError, also for a host that others can reach if nothing asks who they are."""
+        if shared is not None:
+            if config.host is not None:
+                raise ConfigError("several servers share engines that are all started here; host must not be set")
+            return cls(EndpointDirectory.attach(shared.directory))
         directory, gate = EndpointDirectory(config.socket_dir), None
         if config.host is None:
             directory.open()
@@ -144,36 +184,47 @@ class Doors:
         handshake: tuple[Socket, Arrivals | None],
         inputs: tuple[Socket, Arrivals | None],
         outputs: Socket,
+        shared: Shared | None = None,
     ) -> None:
         self.wall = wall
         """For further doors."""
+        self._shared = shared
+        self.client = ClientIndex(0 if shared is None else shared.clients)
+        """Which one of the engines' clients this is."""
         self.handshake, self.greeters = handshake
         self.handshake_address = sockets.bound_address(self.handshake)
         self.inputs, self.arrivals = inputs
         self.outputs = outputs
+        self._output_address = sockets.bound_address(outputs)
         self.engine_keys = wall.engine_keys()
         """With which the engines that are started here dial; None if that is in the clear."""
 
     @classmethod
-    def open(cls, config: ConnectConfig) -> Doors:
+    def open(cls, config: ConnectConfig, shared: Shared | None = None) -> Doors:
         """Bind all three. Raises ConfigError; nothing stays open then."""
+        client = ClientIndex(0 if shared is None else shared.clients)
         with contextlib.ExitStack() as undo:
-            wall = Wall.open(config)
+            wall = Wall.open(config, shared)
             undo.callback(wall.close)
             handshake = wall.watched_router("handshake", config.handshake_port)
             undo.callback(close_watched, *handshake)
-            inputs = wall.watched_router("input-0")
+            inputs = wall.watched_router(input_role(client))
             undo.callback(close_watched, *inputs)
-            outputs = wall.pull("output-0", config.engine.limits.max_message_bytes)
+            outputs = wall.pull(output_role(client), config.engine.limits.max_message_bytes)
             undo.pop_all()
-        return cls(wall, handshake, inputs, outputs)
+        return cls(wall, handshake, inputs, outputs, shared)
 
     @property
     def addresses(self) -> Addresses:
         """What INIT carries."""
+        return self.addresses_with(self.inputs)
+
+    def addresses_with(self, inputs: Socket, rank: EngineRank | None = None, generation: int = 0) -> Addresses:
+        """The same for the successor of an engine, which finds us behind an input socket of its own."""
+        others = Addresses([], []) if self._shared is None else self._shared.addresses(rank, generation)
         return Addresses(
-            inputs=[sockets.bound_address(self.inputs)],
-            outputs=[sockets.bound_address(self.outputs)],
+            inputs=[*others.inputs, sockets.bound_address(inputs)],
+            outputs=[*others.outputs, self._output_address],
         )
 
     def settle(self, *, watched: bool, successors: bool) -> None:
@@ -183,7 +234,7 @@ class Doors:
             watched: whether somebody goes on watching the connections.
             successors: whether engines from elsewhere may greet again at the handshake socket.
         """
-        self.wall.forget("input-0")
+        self.wall.forget(input_role(self.client))
         if not watched and self.arrivals is not None:
             self.arrivals.close()
         if not successors:

@@ -32,6 +32,8 @@ class EngineState(enum.Enum):
     SERVING = "serving"
     DEAD = "dead"
     REPLACED = "replaced"
+    LEFT = "left"
+    """Somebody wants it no more; its process ends."""
 
 
 TRANSITIONS = {
@@ -39,6 +41,8 @@ TRANSITIONS = {
     (EngineState.JOINING, "died"): EngineState.DEAD,
     (EngineState.SERVING, "died"): EngineState.DEAD,
     (EngineState.DEAD, "replaced"): EngineState.REPLACED,
+    (EngineState.SERVING, "left"): EngineState.LEFT,
+    (EngineState.DEAD, "left"): EngineState.LEFT,
 }
 """What may happen to an engine, and where it is then. A replaced one stays so: its successor is another engine."""
 
@@ -55,7 +59,8 @@ class KnownEngine:
         self.error: MuroError | None = None
         self.doomed: MuroError | None = None
         """Why it takes no more requests although it is not buried yet: what it has sent is still being read."""
-        self.in_flight = 0
+        self.leaving = False
+        """Whether it gets no more requests because it is to leave when it has finished those that it has."""
         self.encoder = RequestEncoder(NEWEST)
 
     @property
@@ -63,9 +68,19 @@ class KnownEngine:
         return self.state is EngineState.SERVING
 
     @property
+    def alive(self) -> bool:
+        """Whether it works on requests."""
+        return self.serving and self.doomed is None
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether it steps together with others, without whom it can do nothing."""
+        return self.ready is not None and self.ready.data_parallel_size > 1
+
+    @property
     def open(self) -> bool:
         """Whether it takes requests."""
-        return self.serving and self.doomed is None
+        return self.serving and self.doomed is None and not self.leaving
 
     def joined(self, ready: ReadyResponse | None) -> None:
         """It is ready; requests are written in the layout that it understands (None: it is in this process)."""
@@ -91,6 +106,11 @@ class KnownEngine:
         self._move("died")
         self.error = error
         return True
+
+    def left(self, error: MuroError) -> None:
+        """It was let go; `error` is for what it had not finished."""
+        self._move("left")
+        self.error = error
 
     def replaced_by(self, successor: KnownEngine) -> None:
         """A later generation is about to join; those in between have never served."""

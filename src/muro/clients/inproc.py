@@ -30,11 +30,12 @@ from muro.engine.interface import EngineCore
 from muro.engine.loader import build_engine, load_engine
 from muro.errors import EngineDeadError, LocalProtocolError, UsageError
 from muro.ids import ClientIndex, EngineRank, Generation
-from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced
+from muro.launch.events import EngineAdded, EngineDied, EngineGivenUp, EngineReplaced
 from muro.launch.events import Event as EngineEvent
 from muro.launch.rank import RankStatus
 from muro.wire.codec import OutputDecoder, OutputEncoder, RequestDecoder
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
+from muro.wire.coordination import Publication
 from muro.wire.failure import call_failure_text
 from muro.wire.output import EngineCoreOutputs, UtilityOutput
 
@@ -159,8 +160,25 @@ class LocalEngine:
         """Nothing: its death is told with its last outputs."""
         return {}
 
-    def adopt(self, event: EngineReplaced) -> None:
-        """Nothing: it is not replaced."""
+    def adopt(self, event: EngineReplaced | EngineAdded) -> None:
+        """Nothing: it is not replaced, and the only one."""
+
+    def forget(self, rank: EngineRank) -> None:
+        """Nothing: it does not leave."""
+
+    def started_here(self) -> list[EngineRank]:
+        """Raises UsageError: there is one engine, in this process."""
+        raise UsageError("an engine in this process is the only one; for several, use muro.connect")
+
+    def grow(self, rank: EngineRank) -> Callable[[], None]:
+        """See `started_here`."""
+        raise UsageError("an engine in this process is the only one; for several, use muro.connect")
+
+    def let_go(self, rank: EngineRank) -> None:
+        """Nothing: it does not leave."""
+
+    def heard(self, news: Publication) -> None:
+        """Nothing: there is no coordinator."""
 
     def last_report_age(self, rank: EngineRank) -> float | None:
         """Not noted: the engine is turned by whoever asks."""

@@ -10,10 +10,12 @@ The rules that hold for every client:
   InvalidRequestError.
 - FinishReason.ABORT is delivered as an ordinary last output. FinishReason.ERROR is raised by `generate` as a
   RequestError; in a batch it is an output with `error` set.
-- When an engine dies, everything that waits and every later use raises EngineDeadError with the cause. Batches
+- When an engine dies, its requests and calls end with EngineDeadError, and requests in batches with an output ERROR
+  that is retryable. The others go on, and later requests go to them.
+- When the last one dies, everything that waits and every later use raises EngineDeadError with the cause. Batches
   that had arrived before are delivered first. After `close` it is ClientClosedError.
-- With a restart policy (`ConnectConfig.restart`) that error says `restarting`, requests in batches end with an output
-  ERROR that is retryable, and the client lives on: once another engine serves (`wait_serving`), it takes requests.
+- With a restart policy (`ConnectConfig.restart`) that error says `restarting`, and the client lives on: once another
+  engine serves (`wait_serving`), it takes requests.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     rank: EngineRank
     generation: int = 0
     state: str
-    """"joining", "serving", "dead", "restarting" (dead, and a successor is on its way) or "replaced"."""
+    """"joining", "serving", "dead", "restarting" (dead, and a successor is on its way), "leaving" (it finishes what it
+    has), "left" (its process ends) or "replaced"."""
     ready: ReadyResponse | None = None
     """What the engine said of itself when it was ready."""
     pid: int | None = None
@@ -112,8 +115,11 @@ class AsyncOutputStream(Protocol):
 class EngineCoreClient(Protocol):
     """A client for threads. Its methods may be called from several threads at once."""
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
+    def add_request(self, request: EngineCoreRequest) -> EngineRank:
+        """Send a request whose outputs come in batches; gives the rank of its engine.
+
+        Raises InvalidRequestError, EngineDeadError.
+        """
         ...
 
     def get_outputs(self, timeout: float | None = None) -> OutputBatch:
@@ -155,6 +161,19 @@ class EngineCoreClient(Protocol):
         """
         ...
 
+    def scale(self, engines: int, *, drain_timeout: float = ...) -> None:
+        """Change the number of engines while they serve; returns when it is so.
+
+        New ones are started here, and know nothing of what the others were told by calls. Those with the highest ranks
+        leave: they get no more requests, and end when they have finished theirs (in batches: when the last outputs
+        were taken), or after `drain_timeout` seconds; then their requests end with EngineDeadError. An interrupt gives
+        up what has not happened yet.
+
+        Raises InvalidRequestError (there cannot be so many), UsageError (it cannot be done here, or is being done
+        already), StartupError (not all new ones came up).
+        """
+        ...
+
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything; what waits raises ClientClosedError.
 
@@ -174,7 +193,7 @@ class AsyncEngineCoreClient(Protocol):
     max_unread_tokens: int | None
     """How far the reader of a stream may be behind before its request ends with SlowReaderError; None: any distance."""
 
-    def add_request(self, request: EngineCoreRequest) -> None: ...
+    def add_request(self, request: EngineCoreRequest) -> EngineRank: ...
 
     def get_outputs(self, timeout: float | None = None) -> Awaitable[OutputBatch]: ...
 
@@ -192,9 +211,15 @@ class AsyncEngineCoreClient(Protocol):
 
     def engines(self) -> list[EngineStatus]: ...
 
+    def load_counted_at(self) -> float | None:
+        """When, on the monotonic clock, the coordinator last said how much all engines have; None if it never did."""
+        ...
+
     def check_health(self) -> None: ...
 
     def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> Awaitable[None]: ...
+
+    def scale(self, engines: int, *, drain_timeout: float = ...) -> Awaitable[None]: ...
 
     def close(self, timeout: float | None = None) -> None:
         """As for threads; blocks. Inside the loop, `aclose` is better."""

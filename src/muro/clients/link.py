@@ -20,21 +20,30 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from muro.clients.doors import Doors
-from muro.clients.replacing import Replacer
+from muro.clients.coordination import Coordination
+from muro.clients.parts import Entry, Successors, Watcher
 from muro.clients.session import Message, Session, Unreadable
 from muro.clients.silence import SilentEngines
 from muro.clients.traffic import Traffic
 from muro.errors import EngineDeadError, RemoteProtocolError, UsageError
 from muro.ids import EngineRank
-from muro.launch.events import EngineDied, EngineGivenUp, EngineReplaced, Event
+from muro.launch.data_parallel import DataParallel
+from muro.launch.events import (
+    EngineAdded,
+    EngineDied,
+    EngineProgress,
+    EngineReplaced,
+    EngineStalled,
+    EngineStarted,
+    Event,
+)
 from muro.launch.rank import RankStatus
 from muro.launch.remotes import Remotes
-from muro.launch.supervisor import Supervisor
 from muro.transport import sockets
 from muro.transport.sockets import Frame, Socket, send_nowait
 from muro.wire.codec import Marker, OutputDecoder
-from muro.wire.frames import identity_of, rank_of
+from muro.wire.coordination import Publication
+from muro.wire.frames import RequestType, identity_of, rank_of
 from muro.wire.output import EngineCoreOutputs
 from muro.wire.releases import Layout
 
@@ -42,6 +51,8 @@ log = logging.getLogger(__name__)
 
 ABANDONED_TIMEOUT = 1.5
 """Seconds that engines get to end by themselves if nobody closed their client."""
+COORDINATOR_TIMEOUT = 1.0
+"""Seconds that the coordinator gets to end by itself, at most; it holds nothing that could be lost."""
 LAST_OUTPUTS_GRACE = 0.005
 """Seconds between the end of a process and its burial: what it sent before is still being read by libzmq."""
 _SWEEP_EVERY = 1.0
@@ -63,18 +74,22 @@ class Link:
         layout: in which layout the engines write their outputs.
         close_timeout: seconds that the children get between SIGTERM and SIGKILL.
         remotes: the engines that were started elsewhere; not yet open.
+        shared: what the engines share; ended with them.
+        coordination: with the coordinator, if there is one; open.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
-        doors: Doors,
-        supervisor: Supervisor,
-        replacer: Replacer,
+        doors: Entry,
+        supervisor: Watcher,
+        replacer: Successors,
         traffic: Traffic,
         layout: Layout,
         close_timeout: float,
         remotes: Remotes | None = None,
+        shared: DataParallel | None = None,
+        coordination: Coordination | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._doors = doors
@@ -86,6 +101,9 @@ class Link:
         self._decoder = OutputDecoder(layout)
         self._close_timeout = close_timeout
         self._remotes = remotes
+        self._shared = shared
+        self.coordination = coordination
+        """With the coordinator: its ear is to be polled like `outputs`."""
         self._clock = clock
         self._events: deque[tuple[float, Event]] = deque()
         self._wake: Callable[[], None] = lambda: None
@@ -95,7 +113,9 @@ class Link:
         self._swept = clock()
         self.silent: SilentEngines | None = None
         """Engines that are judged by what is heard of them."""
-        self._reported: dict[int, float | None] = {}
+        self.fixed = ""
+        """Why the number of engines cannot change; empty: it can."""
+        self._reported: dict[EngineRank, float | None] = {}
         """When the last statistics of each engine came."""
         self.dropped_messages = 0
 
@@ -115,7 +135,7 @@ class Link:
             self._remotes.open()
 
     @property
-    def supervisor(self) -> Supervisor:
+    def supervisor(self) -> Watcher:
         """For others who want to hear of the engines."""
         return self._supervisor
 
@@ -134,6 +154,8 @@ class Link:
         if self._stopped or not send_nowait(self._inputs.get(message[0], self._doors.inputs), message):
             return False
         self._traffic.message_sent(message[0])
+        if self.coordination is not None and message[1] == RequestType.ADD:
+            self.coordination.request_sent(rank_of(message[0]))
         return True
 
     def decode(self, frames: list[Frame]) -> EngineCoreOutputs | Unreadable | Marker | None:
@@ -146,7 +168,7 @@ class Link:
             message = self._decoder.decode(frames)
             if isinstance(message, EngineCoreOutputs):
                 if message.scheduler_stats is not None and message.engine_index in self._reported:
-                    self._reported[message.engine_index] = self._clock()
+                    self._reported[EngineRank(message.engine_index)] = self._clock()
                 if self.silent is not None:
                     self.silent.heard(message.engine_index)
             return message
@@ -206,8 +228,23 @@ class Link:
         died = [event for _, event in list(self._events) if isinstance(event, EngineDied)]
         return {event.rank: event.error for event in died}
 
-    def adopt(self, event: EngineReplaced) -> None:
-        """From now on send to the successor."""
+    def started_here(self) -> list[EngineRank]:
+        """See `scaling.Way`."""
+        if self.fixed:
+            raise UsageError(f"the number of engines cannot be changed: {self.fixed}")
+        return [rank for rank in self._reported if self._supervisor.status(rank) is not None]
+
+    def grow(self, rank: EngineRank) -> Callable[[], None]:
+        """Start an engine of a new rank; returns what gives that up. Raises StartupError."""
+        return self._supervisor.grow(rank)
+
+    def let_go(self, rank: EngineRank) -> None:
+        """End an engine that was started here for good."""
+        self._supervisor.let_go(rank, self._close_timeout)
+
+    def adopt(self, event: EngineReplaced | EngineAdded) -> None:
+        """From now on send to the successor, or to the new one."""
+        self._reported.setdefault(event.rank, None)
         identity = identity_of(event.rank)
         socket = self._replacer.adopt(event.rank, event.generation)
         if socket is None and self._remotes is not None:
@@ -215,8 +252,19 @@ class Link:
         if socket is not None:
             self._traffic.succeeded(event.rank, event.generation)
             old, self._inputs[identity] = self._inputs.get(identity), socket
-            if old is not None:
+            if old is not None and old not in self._inputs.values():  # a lockstep group has one for all
                 sockets.close(old, 0)
+
+    def heard(self, news: Publication) -> None:
+        """The coordinator has published."""
+        if self.coordination is not None:
+            self.coordination.heard(news)
+
+    def forget(self, rank: EngineRank) -> None:
+        """An engine is gone for good."""
+        self._reported.pop(rank, None)
+        if (socket := self._inputs.pop(identity_of(rank), None)) is not None:
+            sockets.close(socket, 0)
 
     def supervised(self, rank: EngineRank) -> RankStatus | None:
         """How the process of an engine is; None for one that was started elsewhere."""
@@ -236,7 +284,10 @@ class Link:
                 self._stopped = True
                 if self._remotes is not None:
                     self._remotes.stop()
-                self._supervisor.stop(self._close_timeout if timeout is None else timeout)
+                patience = self._close_timeout if timeout is None else timeout
+                self._supervisor.stop(patience)
+                if self._shared is not None:
+                    self._shared.close(min(patience, COORDINATOR_TIMEOUT))
 
     def release(self) -> None:
         """Close the sockets. Nobody may poll or use them any more."""
@@ -245,6 +296,8 @@ class Link:
                 for socket in self._inputs.values():
                     sockets.close(socket, 0)
                 self._replacer.close()
+                if self.coordination is not None:
+                    self.coordination.close()
                 if self._remotes is not None:
                     self._remotes.release()
                 self._doors.close()
@@ -256,7 +309,7 @@ class Link:
     def _sweep(self, now: float) -> None:
         if now - self._swept >= _SWEEP_EVERY and not self._stopped:
             self._swept = now
-            for socket in (self._doors.inputs, *self._inputs.values()):
+            for socket in {self._doors.inputs, *self._inputs.values()}:
                 sockets.sweep(socket, _SWEPT)
 
     def _lost(self, rank: EngineRank, error: EngineDeadError) -> None:
@@ -267,7 +320,7 @@ class Link:
             self._supervisor.lost(rank, error)
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, EngineDied | EngineReplaced | EngineGivenUp):
+        if not isinstance(event, EngineStalled | EngineStarted | EngineProgress):
             wait = LAST_OUTPUTS_GRACE if isinstance(event, EngineDied) else 0.0
             self._events.append((self._clock() + wait, event))
             self._wake()

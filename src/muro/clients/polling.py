@@ -14,9 +14,10 @@ from muro.transport.pump import Pump
 from muro.transport.sockets import receive_nowait
 from muro.transport.wakeup import Wakeup
 from muro.wire.codec import Marker
+from muro.wire.coordination import Publication
 from muro.wire.output import EngineCoreOutputs
 
-News = EngineCoreOutputs | Unreadable
+News = EngineCoreOutputs | Unreadable | Publication
 
 _LONGEST_POLL = 3600.0
 _MOST = 4096
@@ -24,19 +25,22 @@ _MOST = 4096
 
 
 class Polling:
-    """Polls the output socket of a link, and a wake-up."""
+    """Polls the output socket of a link, a wake-up, and the coordinator, if there is one."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._pump = Pump()
         self._wakeup = Wakeup()
         self._readable = False
+        self._published = False
 
     def open(self) -> Polling:
         """Begin to watch. Raises what the operating system refuses."""
         self._wakeup.open()
         self._pump.add(self._wakeup.fileno(), self._woken)
         self._pump.add(self._link.outputs, self._has_outputs)
+        if self._link.coordination is not None:
+            self._pump.add(self._link.coordination.ear, self._has_publications)
         return self
 
     def wait(self, timeout: float | None) -> bool:
@@ -52,7 +56,7 @@ class Polling:
         return ready > 0 or due is not None
 
     def take(self) -> list[News]:
-        """The next message, or, if an event is due, all that wait."""
+        """The next message, or, if an event is due, all that wait; and what the coordinator has published."""
         most = _MOST if self._link.due() == 0 else int(self._readable)
         self._readable = False
         news: list[News] = []
@@ -64,6 +68,10 @@ class Polling:
                 self._link.notice()
             elif message is not None:
                 news.append(message)
+        if self._published and (coordination := self._link.coordination) is not None:
+            self._published = False
+            if (publication := coordination.read()) is not None:
+                news.append(publication)
         return news
 
     def interrupt(self) -> None:
@@ -79,3 +87,6 @@ class Polling:
 
     def _has_outputs(self) -> None:
         self._readable = True
+
+    def _has_publications(self) -> None:
+        self._published = True

@@ -1,4 +1,4 @@
-"""Starts successors of engines that have died, each behind doors of its own.
+"""Starts successors of engines that have died, behind doors of their own: one for each, or for a lockstep group.
 
 A successor gets a handshake socket and an input socket that nobody has used before, so nothing of its predecessor can
 reach it or be taken for its words; where outputs arrive stays the same. Invariants:
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 
 from muro.clients.doors import Doors
 from muro.config import ConnectConfig
 from muro.errors import StartupError
 from muro.ids import EngineRank, Generation
-from muro.launch.attempt import OnProgress, Replacement
+from muro.launch.attempt import OnProgress, Replacement, Replacements
+from muro.launch.data_parallel import DataParallel
 from muro.launch.handle import Spawner
 from muro.launch.plan import plan_replacement
 from muro.launch.shutdown import stop
@@ -25,7 +27,7 @@ from muro.launch.startup import start
 from muro.transport import sockets
 from muro.transport.sockets import Socket
 from muro.transport.wakeup import Wakeup
-from muro.wire.handshake import Addresses, Features
+from muro.wire.handshake import Features
 
 
 class Replacer:
@@ -34,25 +36,29 @@ class Replacer:
     Args:
         config: the settings of the client.
         doors: those of the first generation; open.
+        parallel: what the engines share.
         spawner: starts the processes; closed with this.
     """
 
-    def __init__(self, config: ConnectConfig, doors: Doors, spawner: Spawner) -> None:
+    def __init__(self, config: ConnectConfig, doors: Doors, parallel: DataParallel, spawner: Spawner) -> None:
         self._spawner = spawner
         self._config = config
+        self._doors = doors
         self._wall = doors.wall
-        self._outputs = doors.addresses.outputs
+        self._parallel = parallel
         self._keys = doors.engine_keys
         self._lock = threading.RLock()
         self._waiting: dict[tuple[EngineRank, Generation], Socket] = {}
         self._closed = False
 
     def __call__(
-        self, rank: EngineRank, generation: Generation, *, on_progress: OnProgress, cancel: Wakeup
-    ) -> Replacement:
-        """Start the next generation of a rank. Raises StartupError, ConfigError; nothing is left then."""
+        self, ranks: Sequence[EngineRank], generation: Generation, *, on_progress: OnProgress, cancel: Wakeup
+    ) -> Replacements:
+        """Start the next generation of ranks, all behind the same doors. Raises StartupError, ConfigError; nothing is
+        left then."""
         from importlib.metadata import version  # 30 ms, which only who starts engines shall pay
 
+        rank = ranks[0]
         with contextlib.ExitStack() as undo:
             # Whoever is connected needs the files no more; without this each death would leave two behind.
             undo.callback(self._wall.forget, f"hello-{rank}-{generation}", f"input-{rank}-{generation}")
@@ -63,19 +69,20 @@ class Replacer:
                 failed.callback(sockets.close, inputs, 0)
                 plan = plan_replacement(
                     self._config,
-                    rank,
+                    ranks,
                     generation,
-                    Addresses([sockets.bound_address(inputs)], self._outputs),
+                    self._parallel.addresses(self._doors.addresses_with(inputs, rank, generation)),
                     sockets.bound_address(handshake),
                     Features(version("muro")),
                     self._keys,
+                    self._parallel.group(generation),
                 )
                 started = start(plan, handshake, inputs, spawner=self._spawner, on_progress=on_progress, cancel=cancel)
-                if not self._offer(rank, generation, inputs):
+                if not self._offer(ranks, generation, inputs):
                     stop(started.children.values(), 0.0, force=True)
                     raise StartupError("the client was closed", rank=rank, phase="cancelled")
                 failed.pop_all()
-        return Replacement(started.children[rank], started.responses[rank])
+        return {rank: Replacement(started.children[rank], started.responses[rank]) for rank in ranks}
 
     def adopt(self, rank: EngineRank, generation: Generation) -> Socket | None:
         """The input socket of a successor that is ready; the caller's from now on."""
@@ -90,8 +97,8 @@ class Replacer:
                 sockets.close(self._waiting.popitem()[1], 0)
         self._spawner.close()
 
-    def _offer(self, rank: EngineRank, generation: Generation, inputs: Socket) -> bool:
+    def _offer(self, ranks: Sequence[EngineRank], generation: Generation, inputs: Socket) -> bool:
         with self._lock:
             if not self._closed:
-                self._waiting[rank, generation] = inputs
+                self._waiting |= {(rank, generation): inputs for rank in ranks}
             return not self._closed

@@ -1,4 +1,4 @@
-"""The session: a client's whole knowledge of its engines, requests and calls. Pure: no socket, thread or clock.
+"""The session: a client's whole knowledge of its engines, requests and calls. Pure: no socket, thread, clock or lock.
 
 Calls in, messages out; messages in, outputs to their readers. A shell around it moves the bytes. The rules:
 
@@ -6,11 +6,11 @@ Calls in, messages out; messages in, outputs to their readers. A shell around it
   and a count. So an id can be used again at once, two front-ends never collide, and what still comes for an
   attempt that has ended is for an unknown id and vanishes.
 - Per rank there is one engine at a time, with a generation. An event that names an older one changes nothing.
+  Who they are and which one gets a request is the business of `fleet`.
 - A request ends exactly once: with its last output, by the caller's abort, or with the session's error.
 - In batches, outputs get their caller's ids when the batch is taken, not when it comes: an abort in between takes
   effect, and a reused id never shows the news of its predecessor.
-
-Not safe for threads: the shell holds a lock around every method.
+- Not safe for threads: the shell holds a lock around every method.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from muro.clients.arguments import check_op, check_request, id_list
+from muro.clients.arguments import check_op, check_request, check_size, id_list
+from muro.clients.attempt import Attempt, Sink
 from muro.clients.calls import PendingCall, PendingCalls
 from muro.clients.engine import KnownEngine, again
+from muro.clients.fleet import Fleet
 from muro.clients.interface import OutputBatch
 from muro.config import Limits
 from muro.errors import (
@@ -37,6 +39,7 @@ from muro.errors import (
     UsageError,
 )
 from muro.ids import ClientIndex, EngineRank, Generation, RequestId, WireId
+from muro.parallel.balance import Balancer
 from muro.wire.control import UtilityRequest
 from muro.wire.frames import Frame, rank_of
 from muro.wire.handshake import ReadyResponse
@@ -44,6 +47,9 @@ from muro.wire.ops import Op
 from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, OutputError
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import SchedulerStats
+
+if TYPE_CHECKING:
+    from muro.clients.scaling import Scaling
 
 log = logging.getLogger(__name__)
 
@@ -56,38 +62,19 @@ Message = list[Frame]
 StatsListener = Callable[[EngineRank, SchedulerStats], None]
 
 
-class Sink(Protocol):
-    """Where the outputs of one request go."""
-
-    def put(self, output: EngineCoreOutput) -> None: ...
-
-    def fail(self, error: MuroError) -> None: ...
-
-
 class Unreadable(msgspec.Struct, frozen=True):
     """A message that is not the protocol, and the ends of those requests in it that can be told."""
 
     ends: EngineCoreOutputs
 
 
-class Attempt:
-    """One request on its way through one engine."""
-
-    __slots__ = ("engine", "request_id", "sink", "wire_id")
-
-    def __init__(self, request_id: RequestId, wire_id: WireId, engine: KnownEngine, sink: Sink | None) -> None:
-        self.request_id = request_id
-        self.wire_id = wire_id
-        self.engine = engine
-        self.sink = sink
-
-
 class Session:
     """One client's view of `engines` (by rank).
 
     Args:
-        engines: all ranks; those that are serving get requests in turns.
+        engines: all ranks.
         nonce: random letters that no other client of these engines has.
+        balancer: which of them gets a request, see `Fleet`.
         client_index: which output socket of theirs is ours.
         first_call: see `PendingCalls`.
         largest: bytes of one message, over which an engine's socket may drop the connection.
@@ -98,20 +85,26 @@ class Session:
         engines: Mapping[EngineRank, KnownEngine],
         *,
         nonce: str,
+        balancer: Balancer | None = None,
         client_index: ClientIndex = _FIRST_CLIENT,
         first_call: int = 1,
         largest: int = _LARGEST,
     ) -> None:
-        self.engines = dict(sorted(engines.items()))
+        self.fleet = Fleet(engines, balancer)
+        self.engines = self.fleet.engines
         self.calls = PendingCalls(first_call)
         self.error: MuroError | None = None
         self.on_stats: StatsListener | None = None
+        self.scaling: Scaling | None = None
+        """The change of the number of engines that is under way."""
+        self.on_leaving_less: Callable[[], object] = lambda: None
+        """Called when an engine that is to leave has a request less."""
         self.late_outputs = 0
+        self.wave = 0  # of lockstep engines
         self._client_index = client_index
         self._nonce = nonce
         self._largest = largest
         self._attempts = 0
-        self._turn = 0
         self._batches: bool | None = None
         self._live: dict[str, Attempt] = {}
         self._by_caller: dict[str, Attempt] = {}
@@ -141,10 +134,7 @@ class Session:
 
     def doom(self, dying: Mapping[EngineRank, EngineDeadError]) -> None:
         """These have died: no request goes there any more. What they had sent may still come, until `died`."""
-        for rank, error in dying.items():
-            engine = self.engines.get(rank)
-            if engine is not None and engine.serving and engine.generation == error.generation:
-                engine.doomed = error
+        self.fleet.doom(dying)
 
     def refused(self, message: Message, dying: Mapping[EngineRank, EngineDeadError], *, elsewhere: bool) -> None:
         """A message was not taken. Raises why, unless its engine has died and another one will do (`elsewhere`)."""
@@ -159,10 +149,7 @@ class Session:
     def check_serving(self, rank: int | None = None) -> None:
         """Raises the error that ended this session, or why no engine (or not that of `rank`) takes requests."""
         self.check()
-        if rank is not None:
-            self._engine(rank).check_serving()
-        elif not any(engine.open for engine in self.engines.values()):
-            next(iter(self.engines.values())).check_serving()
+        self.fleet.check_serving(rank)
 
     def add(self, request: EngineCoreRequest, sink: Sink | None, now: float) -> tuple[Attempt, Message]:
         """Take a request; `now` is the time of day in Unix seconds. Without a sink its outputs go into batches.
@@ -176,7 +163,7 @@ class Session:
         if request_id in self._by_caller:
             what = f"request id {request_id!r} is already in flight on this client"
             raise InvalidRequestError(what, request_id=request_id, param="request_id")
-        engine = self._engine_for(request)
+        engine = self.fleet.choose(request, now)
         self._attempts += 1
         wire_id = WireId(f"{request_id}-{self._nonce}{self._attempts:x}")
         outgoing = copy.copy(request)
@@ -184,13 +171,14 @@ class Session:
         outgoing.client_index = self._client_index
         outgoing.external_req_id = request.external_req_id or request_id
         outgoing.arrival_time = request.arrival_time or now
+        outgoing.current_wave = request.current_wave or self.wave
         try:
-            frames = self._sized(engine.encoder.add(outgoing))
+            frames = check_size(engine.encoder.add(outgoing), self._largest)
         except LocalProtocolError as error:
+            self.fleet.ended(engine)
             raise InvalidRequestError(f"the request cannot be sent: {error.message}", request_id=request_id) from error
         attempt = Attempt(request_id, wire_id, engine, sink)
         self._live[wire_id] = self._by_caller[request_id] = attempt
-        engine.in_flight += 1
         return attempt, [engine.identity, *frames]
 
     def abort(self, request_ids: Iterable[str]) -> list[Message]:
@@ -228,7 +216,8 @@ class Session:
         """
         self.check()
         check_op(op)
-        engines = [self._engine(rank)] if rank is not None else self.engines.values()
+        staying = [engine for engine in self.engines.values() if not engine.leaving]
+        engines = staying if rank is None else [self.fleet.named(rank)]
         method, known = (op, None) if isinstance(op, str) else (op.name, op)
         call, messages = PendingCall(method, known, done), []
         try:
@@ -236,7 +225,7 @@ class Session:
             for engine in engines:
                 engine.check_serving()
                 request = UtilityRequest(self._client_index, self.calls.expect(call, engine.rank), method, values)
-                messages.append([engine.identity, *self._sized(engine.encoder.call(request))])
+                messages.append([engine.identity, *check_size(engine.encoder.call(request), self._largest)])
         except LocalProtocolError as error:
             self.calls.end(call, error)
             raise InvalidRequestError(f"operation {method!r} cannot be called so: {error.message}") from error
@@ -302,32 +291,49 @@ class Session:
     def died(self, rank: EngineRank, generation: int, error: MuroError) -> bool:
         """An engine has died: everything on it ends with `error`. Whether that was news.
 
-        Requests that are read in batches end in a batch only if the engine is being restarted; otherwise the session
-        is about to end, and every reader gets its error.
+        Requests that are read in batches end in a batch if the engine is being restarted; otherwise it will be given
+        up, and that says what becomes of them.
         """
-        engine = self.engines.get(rank)
-        if engine is None or not engine.died(generation, error):
+        engine = self.fleet.died(rank, generation, error)
+        if engine is None:
             return False
         self.calls.end_all(again(error), rank)
-        bereft = [attempt for attempt in self._live.values() if attempt.engine is engine]
-        if self._batches and engine.restarting and bereft:
-            why = OutputError(error.code, error.message, retryable=True)
-            ends = [EngineCoreOutput(a.wire_id, [], finish_reason=FinishReason.ERROR, error=why) for a in bereft]
-            self._unread.append(EngineCoreOutputs(engine_index=rank, outputs=ends))
-        self._fail(bereft, error)
+        if engine.restarting:
+            self._end_in_batch(engine, error)
+        self._fail(self._on(engine), error)
         return True
 
-    def replaced(self, engine: KnownEngine) -> None:
-        """A later generation of a rank is about to join. Raises InternalError if the old one still lives."""
-        self.engines[engine.rank].replaced_by(engine)
-        self.engines[engine.rank] = engine
+    def let_go(self, rank: EngineRank, error: EngineDeadError) -> list[Message]:
+        """An engine that was leaving is about to be ended: what it has not finished ends with `error`.
 
-    def succeeded(self, rank: EngineRank, generation: Generation, ready: ReadyResponse) -> None:
+        Returns what to tell it.
+        """
+        engine = self.engines[rank]
+        messages = self._abort_messages(self._on(engine))
+        self.fleet.left(rank, error)
+        self.calls.end_all(again(error), rank)
+        self._end_in_batch(engine, error)
+        self._fail(self._on(engine), error)
+        return messages
+
+    def succeeded(self, rank: EngineRank, generation: Generation, ready: ReadyResponse | None) -> None:
         """A later generation of a rank serves; nothing happens if that is known."""
-        if generation > self.engines[rank].generation:
-            engine = KnownEngine(rank, generation)
-            self.replaced(engine)
-            engine.joined(ready)
+        self.fleet.succeeded(rank, generation, ready)
+
+    def given_up(self, rank: EngineRank | None, error: MuroError) -> None:
+        """An engine that has died gets no successor (None: nobody knows which one).
+
+        The others go on; if none serves or comes back, everything ends.
+        """
+        if rank is None or self.fleet.hopeless:
+            self.end(error)
+        elif (engine := self.engines.get(rank)) is not None and not engine.serving:
+            log.error("%s; the other engines go on", error.message)
+            self._end_in_batch(engine, error)
+
+    def reported(self, counts: Sequence[Sequence[int | float]], now: float) -> None:
+        """The coordinator's counts of all ranks have come; `now` as for `add`."""
+        self.fleet.balancer.report(counts, now)
 
     def end(self, error: MuroError) -> None:
         """Everything ends with `error`, and so does every later use; only the first call counts."""
@@ -359,41 +365,28 @@ class Session:
                 self._forget(attempt)
                 attempt.sink.fail(again(error))
 
+    def _end_in_batch(self, engine: KnownEngine, error: MuroError) -> None:
+        """Requests of a dead engine that are read in batches end there, and may be sent again."""
+        bereft = self._on(engine)
+        if self._batches and bereft:
+            why = OutputError(error.code, error.message, retryable=True)
+            ends = [EngineCoreOutput(a.wire_id, [], finish_reason=FinishReason.ERROR, error=why) for a in bereft]
+            self._unread.append(EngineCoreOutputs(engine_index=engine.rank, outputs=ends))
+
+    def _on(self, engine: KnownEngine) -> list[Attempt]:
+        return [attempt for attempt in self._live.values() if attempt.engine is engine]
+
     def _forget(self, attempt: Attempt) -> None:
         del self._live[attempt.wire_id]
         del self._by_caller[attempt.request_id]
-        attempt.engine.in_flight -= 1
+        self.fleet.ended(attempt.engine)
+        if attempt.engine.leaving:
+            self.on_leaving_less()
 
     def _abort_messages(self, attempts: Iterable[Attempt]) -> list[Message]:
         by_engine: dict[EngineRank, list[str]] = {}
         for attempt in attempts:
-            if attempt.engine is self.engines[attempt.engine.rank] and attempt.engine.serving:
+            if attempt.engine in self.fleet and attempt.engine.serving:
                 by_engine.setdefault(attempt.engine.rank, []).append(attempt.wire_id)
         engines = self.engines
         return [[engines[rank].identity, *engines[rank].encoder.abort(ids)] for rank, ids in by_engine.items()]
-
-    def _sized(self, frames: list[Frame]) -> list[Frame]:
-        size = len(frames[0]) + len(frames[1]) + sum(memoryview(frame).nbytes for frame in frames[2:])
-        if size > self._largest:
-            raise LocalProtocolError(f"it has {size} bytes; the limit is {self._largest} (max_message_bytes)")
-        return frames
-
-    def _engine_for(self, request: EngineCoreRequest) -> KnownEngine:
-        """The engine that the request asks for, else the next serving one."""
-        if request.data_parallel_rank is not None:
-            (asked := self._engine(request.data_parallel_rank)).check_serving()
-            return asked
-        ring, first = list(self.engines.values()), self._turn % len(self.engines)
-        self._turn += 1
-        for engine in ring[first:] + ring[:first]:
-            if engine.open:
-                return engine
-        ring[0].check_serving()
-        return ring[0]
-
-    def _engine(self, rank: int) -> KnownEngine:
-        engine = self.engines.get(EngineRank(rank)) if type(rank) is int else None
-        if engine is None:
-            ranks = ", ".join(map(str, self.engines))
-            raise InvalidRequestError(f"there is no engine {rank!r} here; ranks: {ranks}", param="data_parallel_rank")
-        return engine

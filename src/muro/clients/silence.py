@@ -83,4 +83,4 @@ class SilentEngines:
         # A batch that waits to be taken may hold the last outputs of what seems to be in flight.
         if not engine.serving or rank in session.calls.paused or session.has_batches:
             return 0
-        return engine.in_flight + session.calls.num_waiting(rank)
+        return session.fleet.in_flight(rank) + session.calls.num_waiting(rank)

@@ -38,7 +38,7 @@ def engine_statuses(session: Session, watched: Watched) -> list[EngineStatus]:
                 ready=engine.ready,
                 pid=None if process is None else process.pid,
                 progress=None if process is None else process.progress,
-                in_flight=engine.in_flight,
+                in_flight=session.fleet.in_flight(rank),
                 restarts=0 if process is None else process.generation,
                 uptime=None if process is None else process.uptime,
                 last_step_age=None if process is None else _age(process.progress.step_ended_ns),
@@ -54,6 +54,8 @@ def _state(engine: KnownEngine, dying: EngineDeadError | None) -> tuple[str, str
     if dying is not None and engine.serving:
         return "restarting" if dying.restarting else "dead", dying.message
     error = "" if engine.error is None else engine.error.message
+    if engine.serving and engine.leaving:
+        return "leaving", error
     return "restarting" if engine.restarting else engine.state.value, error
 
 

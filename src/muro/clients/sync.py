@@ -19,21 +19,25 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from muro.clients.arguments import check_timeout
+from muro.clients.attempt import Attempt
 from muro.clients.calls import PendingCall
-from muro.clients.hearing import hear
+from muro.clients.hearing import hear, hear_coordinator
 from muro.clients.interface import NO_OUTPUTS, EngineStatus, OutputBatch
+from muro.clients.scaling import DRAIN_TIMEOUT, Scaling
 from muro.clients.seat import Seat, Waiter
-from muro.clients.session import Attempt, Message, Session, StatsListener, Unreadable
-from muro.clients.status import Watched, engine_statuses
+from muro.clients.session import Message, Session, StatsListener, Unreadable
+from muro.clients.status import engine_statuses
+from muro.clients.sync_engines import Engines, NewsSource
 from muro.clients.sync_stream import Feed, SyncStream
 from muro.errors import CallTimeoutError, EngineDeadError, UsageError
 from muro.ids import EngineRank
-from muro.launch.events import EngineReplaced, Event
+from muro.launch.events import Event
+from muro.wire.coordination import Publication
 from muro.wire.ops import Op
 from muro.wire.output import EngineCoreOutputs
 from muro.wire.request import EngineCoreRequest
@@ -42,46 +46,6 @@ Reply = TypeVar("Reply")
 
 _CLOSE_PATIENCE = 2.0
 """Seconds that a receiving thread gets to leave the seat when another one closes the client."""
-
-
-class Engines(Watched, Protocol):
-    """What the client has of its engines; see `link.Link`. Called under the client's lock, save the last three."""
-
-    def send(self, message: Message) -> bool: ...
-
-    def look(self) -> None: ...
-
-    def refused(self, message: Message) -> None: ...
-
-    def due(self) -> float | None: ...
-
-    def now(self) -> float: ...
-
-    def events(self, now: float) -> Iterator[Event]: ...
-
-    def dying(self) -> dict[EngineRank, EngineDeadError]: ...
-
-    def adopt(self, event: EngineReplaced) -> None: ...
-
-    def check_process(self) -> None: ...
-
-    def stop(self, timeout: float | None = None) -> None: ...
-
-    def release(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-
-class NewsSource(Protocol):
-    """Where their news come from; see `polling.Polling`. Called by the holder of the seat, save `interrupt`."""
-
-    def wait(self, timeout: float | None) -> bool: ...
-
-    def take(self) -> Sequence[EngineCoreOutputs | Unreadable]: ...
-
-    def interrupt(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class ThreadsClient:
@@ -99,9 +63,9 @@ class ThreadsClient:
         self._gone: deque[Attempt] = deque()
         self._finalizer = weakref.finalize(self, _finalize, engines, news)
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request whose outputs come in batches. Raises InvalidRequestError, EngineDeadError."""
-        self._submit(request, None)
+    def add_request(self, request: EngineCoreRequest) -> EngineRank:
+        """See `EngineCoreClient.add_request`."""
+        return self._submit(request, None).engine.rank
 
     def get_outputs(self, timeout: float | None = None) -> OutputBatch:
         """Wait for the next batch, at most `timeout` seconds (None: for ever); an empty one if time is up."""
@@ -205,6 +169,33 @@ class ThreadsClient:
         finally:
             with self._lock:
                 self._patient.pop(waiter, None)
+
+    def scale(self, engines: int, *, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+        """See `EngineCoreClient.scale`."""
+        self._seat.check_may_wait()
+        self._enter()
+        check_timeout(drain_timeout)
+        waiter, clock = Waiter(), time.monotonic
+        scaling = Scaling(self._session, self._link, engines, drain_timeout, clock())
+        over = False
+
+        def done() -> bool:
+            nonlocal over
+            over = scaling.advance(clock())
+            self._patient[waiter] = None
+            return over
+
+        with self._lock:
+            self._catch_up()
+            scaling.begin(partial(self._seat.ring, waiter))
+        try:
+            while not over:
+                self._seat.wait(waiter, done, self._receive, scaling.left(clock()))
+        finally:
+            with self._lock:
+                self._patient.pop(waiter, None)
+                scaling.end()
+        scaling.check()
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the engines that were started here and release everything; any thread may call it, also again."""
@@ -331,12 +322,14 @@ class ThreadsClient:
             self._take_in(self._news.take(), now)
         self._session.doom(self._link.dying())
 
-    def _take_in(self, news: Iterable[EngineCoreOutputs | Unreadable], now: float) -> None:
+    def _take_in(self, news: Iterable[EngineCoreOutputs | Unreadable | Publication], now: float) -> None:
         for item in news:
-            if isinstance(item, Unreadable):
+            if isinstance(item, EngineCoreOutputs):
+                self._session.receive(item)
+            elif isinstance(item, Unreadable):
                 self._send_all(self._session.refuse(item))
             else:
-                self._session.receive(item)
+                hear_coordinator(item, self._session, self._link, time.time())
         for event in self._link.events(now):
             self._apply(event)
         if self._batch_readers and self._session.has_batches:

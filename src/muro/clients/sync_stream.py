@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from muro.clients.attempt import Attempt
 from muro.clients.seat import Waiter
-from muro.clients.session import Attempt
 from muro.errors import MuroError, UsageError
 from muro.wire.failure import error_from_wire
 from muro.wire.output import EngineCoreOutput, FinishReason

@@ -123,6 +123,8 @@ class Coordinator:
             return True
         if frames == [UNSUBSCRIBE]:
             self._subscribed = max(0, self._subscribed - 1)
+            if not self._subscribed:
+                self._forget()
             return True
         return False
 
@@ -158,6 +160,12 @@ class Coordinator:
             case ScaleElasticEP(count=count):
                 # The group of lockstep ranks cannot change while it runs; independent ranks come and go.
                 return not self._config.lockstep and self._board.resize(count, self._clock())
+
+    def _forget(self) -> None:
+        """All engines have gone, with what they had."""
+        for rank in range(self._board.size):
+            self._board.lost(rank, self._clock())
+        self._obey(self._wave.engines_gone())
 
     def _obey(self, orders: Orders) -> None:
         if orders.start is not None:

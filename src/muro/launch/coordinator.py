@@ -59,7 +59,7 @@ def coordinator_config(
     if host is None:
         addresses = {key: ipc_endpoint(directory, role) for key, role in names.items()}
     else:
-        addresses = dict(zip(names, _free_addresses(host, len(names)), strict=True))
+        addresses = dict(zip(names, free_addresses(host, len(names)), strict=True))
     values = {"num_engines": num_engines, "lockstep": lockstep, **addresses, **more}
     return msgspec.convert(values, CoordinatorConfig)
 
@@ -164,7 +164,7 @@ class CoordinatorKeeper:
         pump.poll(None if seconds is None else int(seconds * 1000) + 1)
 
 
-def _free_addresses(host: str, count: int) -> list[str]:
+def free_addresses(host: str, count: int) -> list[str]:
     """Addresses at which nobody listens now: they must be known before the process that will listen is started."""
     held = [bind_pull(tcp_endpoint(host)) for _ in range(count)]
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import msgspec
 
 from muro.errors import LOG_FOLLOWS, ConfigError, CrashLoopError, EngineDeadError, StartupError
@@ -108,4 +110,17 @@ def unborn_error(cause: StartupError, rank: int, generation: int, decision: Deci
         exit_status=cause.exit_status,
         log_tail=cause.log_tail,
         restarting=decision.restart,
+    )
+
+
+def bereft_error(name: str, rank: int, cause: EngineDeadError) -> EngineDeadError:
+    """The error of a lockstep engine that is ended because another one of its group has died of `cause`."""
+    return type(cause)(
+        f"{name} cannot go on without the others of its lockstep group and is ended with them: {cause.message}",
+        rank=rank,
+        generation=cause.generation,
+        phase=cause.phase,
+        exit_status=-signal.SIGKILL,
+        restarting=cause.restarting,
+        retry_after=cause.retry_after,
     )

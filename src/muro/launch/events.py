@@ -2,18 +2,20 @@
 
 A death with a successor: EngineDied, then for each attempt EngineStarted, EngineProgress ..., and either EngineReplaced
 or EngineDied again (of the attempt's generation). A death without one: EngineDied, EngineGivenUp.
+
+One rank more, because somebody wants it: EngineProgress ..., then EngineAdded or EngineUnborn. One less: EngineLeft.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from muro.errors import EngineDeadError
+from muro.errors import EngineDeadError, StartupError
 from muro.ids import EngineRank, Generation
 from muro.wire.handshake import ReadyResponse
 
 
-class EngineDied(msgspec.Struct, frozen=True):
+class EngineDied(msgspec.Struct, frozen=True, tag=True):
     """An engine has ended, or announced its end, although nobody had asked it to."""
 
     rank: EngineRank
@@ -24,7 +26,7 @@ class EngineDied(msgspec.Struct, frozen=True):
     """Whether a successor is on its way."""
 
 
-class EngineStalled(msgspec.Struct, frozen=True):
+class EngineStalled(msgspec.Struct, frozen=True, tag=True):
     """An engine is stuck and is about to be killed; its death follows."""
 
     rank: EngineRank
@@ -33,7 +35,7 @@ class EngineStalled(msgspec.Struct, frozen=True):
     """What was seen of it."""
 
 
-class EngineStarted(msgspec.Struct, frozen=True):
+class EngineStarted(msgspec.Struct, frozen=True, tag=True):
     """A successor is being started."""
 
     rank: EngineRank
@@ -45,7 +47,7 @@ class EngineStarted(msgspec.Struct, frozen=True):
     """Why its predecessor has ended."""
 
 
-class EngineProgress(msgspec.Struct, frozen=True):
+class EngineProgress(msgspec.Struct, frozen=True, tag=True):
     """News of a successor that is starting."""
 
     rank: EngineRank
@@ -54,7 +56,7 @@ class EngineProgress(msgspec.Struct, frozen=True):
     percent: float
 
 
-class EngineReplaced(msgspec.Struct, frozen=True):
+class EngineReplaced(msgspec.Struct, frozen=True, tag=True):
     """A successor serves."""
 
     rank: EngineRank
@@ -65,7 +67,7 @@ class EngineReplaced(msgspec.Struct, frozen=True):
     """Since the death of the generation that served before."""
 
 
-class EngineGivenUp(msgspec.Struct, frozen=True):
+class EngineGivenUp(msgspec.Struct, frozen=True, tag=True):
     """There will be no successor."""
 
     rank: EngineRank | None
@@ -73,4 +75,44 @@ class EngineGivenUp(msgspec.Struct, frozen=True):
     error: EngineDeadError
 
 
-Event = EngineDied | EngineStalled | EngineStarted | EngineProgress | EngineReplaced | EngineGivenUp
+class EngineAdded(msgspec.Struct, frozen=True, tag=True):
+    """An engine of a new rank serves."""
+
+    rank: EngineRank
+    generation: Generation
+    ready: ReadyResponse
+    pid: int
+
+
+class EngineUnborn(msgspec.Struct, frozen=True, tag=True):
+    """An engine of a new rank did not come up; nothing of it is left."""
+
+    rank: EngineRank
+    generation: Generation
+    error: StartupError
+
+
+class EngineLeft(msgspec.Struct, frozen=True, tag=True):
+    """The engine of a rank has ended because it was let go, and will not come back."""
+
+    rank: EngineRank
+    generation: Generation
+
+
+Event = (
+    EngineDied
+    | EngineStalled
+    | EngineStarted
+    | EngineProgress
+    | EngineReplaced
+    | EngineGivenUp
+    | EngineAdded
+    | EngineUnborn
+    | EngineLeft
+)
+
+
+def nameless_death() -> EngineGivenUp:
+    """An engine has announced its death, and nobody can say more."""
+    error = EngineDeadError("an engine has announced that it failed and ends; the cause stands in its own log")
+    return EngineGivenUp(None, error)

@@ -48,14 +48,14 @@ class Entrance(msgspec.Struct, frozen=True):
     Attributes:
         handshake: the socket that engines greet at, and its connections.
         bind_inputs: makes an input socket for one of them, with its connections.
-        outputs: where outputs are sent.
+        addresses: what INIT carries, given the input socket.
         features: what this front-end offers.
     """
 
     handshake: Socket
     greeters: Arrivals
     bind_inputs: Callable[[], tuple[Socket, Arrivals]]
-    outputs: list[str]
+    addresses: Callable[[Socket], Addresses]
     features: Features
 
 
@@ -64,7 +64,7 @@ class _Joining:
 
     def __init__(self, rank: EngineRank, entrance: Entrance) -> None:
         self.inputs, self.arrivals = entrance.bind_inputs()
-        init = Init(Addresses([bound_address(self.inputs)], entrance.outputs), {}, entrance.features)
+        init = Init(entrance.addresses(self.inputs), {}, entrance.features)
         self.handshake = FrontendHandshake({rank: Expected(local=False)}, init)
 
     def close(self) -> None:

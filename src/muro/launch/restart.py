@@ -26,7 +26,11 @@ class RankState(enum.Enum):
     """It is dead; its successor waits to be started."""
     STARTING = "starting"
     GIVEN_UP = "given up"
+    LEAVING = "leaving"
+    """Somebody wants it no more."""
 
+
+_FIRST = Generation(0)
 
 TRANSITIONS = {
     (RankState.RUNNING, "restarted"): RankState.BACKING_OFF,
@@ -35,6 +39,10 @@ TRANSITIONS = {
     (RankState.STARTING, "serves"): RankState.RUNNING,
     (RankState.STARTING, "restarted"): RankState.BACKING_OFF,
     (RankState.STARTING, "given up"): RankState.GIVEN_UP,
+    (RankState.RUNNING, "let go"): RankState.LEAVING,
+    (RankState.BACKING_OFF, "let go"): RankState.LEAVING,
+    (RankState.STARTING, "let go"): RankState.LEAVING,
+    (RankState.GIVEN_UP, "let go"): RankState.LEAVING,
 }
 """What may happen to a rank, and where it is then. A death is "restarted" or "given up"."""
 
@@ -51,14 +59,14 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Restarts:
-    """The engine of one rank and its successors."""
+    """The engine of one rank and its successors; the first is of `generation`, and serves."""
 
-    def __init__(self, policy: RestartPolicy) -> None:
+    def __init__(self, policy: RestartPolicy, generation: Generation = _FIRST) -> None:
         self._policy = policy
         self._deaths: deque[float] = deque()
         self._due = 0.0
         self.state = RankState.RUNNING
-        self.generation = Generation(0)
+        self.generation = generation
         """The latest one, whether it serves, starts or has died."""
 
     @property
@@ -91,6 +99,10 @@ class Restarts:
     def serves(self) -> None:
         """The generation that was being started is ready."""
         self._move("serves")
+
+    def let_go(self) -> None:
+        """It shall end, and not come back."""
+        self._move("let go")
 
     def _decide(self, status: int | None) -> Decision:
         policy = self._policy

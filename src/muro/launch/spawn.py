@@ -7,9 +7,9 @@ whether the process lives, stops it, and tells afterwards why it ended.
 Linux only: a child is watched through a pidfd, and what is shared with it are memory files.
 
 Invariants:
-- Besides the standard three, exactly seven descriptors go to the child. This process keeps its own ends of six
-  (life-line, failure record, progress page, log, log records, the warden's report) and a pidfd; `Child.close` closes
-  all of them.
+- Besides the standard three, and those that are lent to it, exactly seven descriptors go to the child. This process
+  keeps its own ends of six (life-line, failure record, progress page, log, log records, the warden's report) and a
+  pidfd; `Child.close` closes all of them.
 - The write end of the life-line exists in this process alone: it is close-on-exec, and forks made by Python
   close it. When it closes, the kernel kills the child.
 - The child is reaped here and nowhere else, under the handle's lock. Its process group is killed just before,
@@ -43,6 +43,7 @@ from muro.launch.death import UNKNOWN_STATUS, Death
 from muro.launch.descriptors import avoid_standard, memory_file
 from muro.launch.interpreter import executable, import_path, interpreter_arguments
 from muro.launch.logs import LogReader, Take
+from muro.launch.stopped import is_stopped
 from muro.launch.tree import Tree
 from muro.observe.log import Thresholds
 from muro.transport.page import ProgressPage
@@ -76,6 +77,7 @@ def spawn(
     env: Mapping[str, str] | None = None,
     name: str = "",
     generation: int = 0,
+    lent: Mapping[str, int] | None = None,
     thresholds: Thresholds | None = None,
     take_record: Take | None = None,
 ) -> Child:
@@ -88,6 +90,7 @@ def spawn(
         env: added to this process's environment.
         name: what to call the child in messages.
         generation: written into the progress page.
+        lent: descriptors of this process that the child inherits, by the names under which it finds them.
         thresholds: which log records are wanted; None: those that this process would show.
         take_record: takes them; None: they are logged here.
 
@@ -99,8 +102,8 @@ def spawn(
         raise ConfigError("engines in a process of their own need Linux; elsewhere use InprocClient")
     name = name or target
     try:
-        how = _How(target, payload, title, child_environment(env or {}), name, generation, thresholds, take_record)
-        return _spawn(how)
+        environment = child_environment(env or {})
+        return _spawn(_How(target, payload, title, environment, name, generation, lent or {}, thresholds, take_record))
     except (OSError, RuntimeError) as error:
         raise StartupError(f"{name} did not start: no process could be made for it: {error}", phase="spawn") from error
 
@@ -114,6 +117,7 @@ class _How(NamedTuple):
     env: dict[str, str]
     name: str
     generation: int
+    lends: Mapping[str, int]
     thresholds: Thresholds | None
     take_record: Take | None
 
@@ -139,15 +143,17 @@ def _spawn(how: _How) -> Child:
             tree=parts.tree.token,
             sys_path=import_path(),
             payload=dict(how.payload),
+            lent=dict(how.lends),
         )
         config_fd = memory_file(lent, "muro-config", _json(config))
+        shared = (config_fd, lifeline_read, report_write, records, parts.failure, parts.page.fileno(), parts.log)
         boot = os.path.join(os.path.dirname(muro.child.__file__), "boot.py")
         process = subprocess.Popen(
             [executable(), *interpreter_arguments(), "-P", boot, how.target, *how.title, "--config-fd", str(config_fd)],
             stdin=subprocess.DEVNULL,
             stdout=parts.log,
             stderr=parts.log,
-            pass_fds=(config_fd, lifeline_read, report_write, records, parts.failure, parts.page.fileno(), parts.log),
+            pass_fds=(*shared, *how.lends.values()),
             env=how.env | parts.tree.environment(),
             process_group=0,  # Ctrl-C on the terminal reaches the parent first, which then decides
         )
@@ -344,15 +350,6 @@ class Child:
 
     def __repr__(self) -> str:
         return f"<Child {self.name!r}, pid {self.pid}, status {self._status}>"
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether the operating system says that a process is stopped by a signal. False if it has gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"T"
-    except (OSError, IndexError):
-        return False
 
 
 def kill_all() -> None:

@@ -1,4 +1,4 @@
-"""Watch the engines that were started here, tell what happens to them, start their successors.
+"""Watch the engines that were started here, tell what happens to them, start their successors, and more of them.
 
 One thread ("muro-supervisor") waits for the ends of children, ticks, and calls the listeners. Invariants:
 
@@ -8,6 +8,8 @@ One thread ("muro-supervisor") waits for the ends of children, ticks, and calls 
   that calls `look`. A listener only takes note and wakes somebody; it must not take a lock that is held around calls
   of a supervisor. After `stop` nothing is told.
 - The supervisor owns the children. A successor is started only when its predecessor has ended.
+- Lockstep engines are one group: the death of one ends all, is told of all as the cause, and all start again together.
+- Whoever has left is buried by the supervisor's own thread, without the lock: what it left behind may take its time.
 - `stop` may be called from any thread, by a finalizer even in the supervisor's own; it is bounded.
 - In a forked process a supervisor does nothing: the children are the parent's.
 """
@@ -20,14 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from muro.config import RestartPolicy
 from muro.errors import EngineDeadError, StartupError
 from muro.ids import EngineRank, Generation
 from muro.launch import shutdown
-from muro.launch.attempt import Attempt, Replace, Replacement
-from muro.launch.death import unborn_error
+from muro.launch.attempt import Attempt, Replace
+from muro.launch.death import bereft_error, unborn_error
 from muro.launch.events import (
     EngineDied,
     EngineGivenUp,
@@ -36,11 +36,14 @@ from muro.launch.events import (
     EngineStalled,
     EngineStarted,
     Event,
+    nameless_death,
 )
 from muro.launch.handle import ChildHandle
-from muro.launch.rank import Rank, RankStatus
+from muro.launch.listeners import Listener, Listeners
+from muro.launch.rank import Group, Rank, RankStatus
 from muro.launch.restart import Decision, RankState
 from muro.launch.startup import StartupProgress
+from muro.launch.turnover import Turnover
 from muro.launch.watchdog import OwnTime, Verdict
 from muro.transport.pump import Pump
 from muro.transport.wakeup import Wakeup
@@ -55,9 +58,8 @@ ENDING_TIMEOUT = 6.0
 """Seconds that an engine that has announced its death gets to end by itself."""
 _JOIN_TIMEOUT = 3.0
 
-Listener = Callable[[Event], None]
 Watch = Callable[[EngineRank, Generation, ChildHandle, float], Verdict | None]
-"""Called with each engine that runs, each tick, in the supervisor's thread, and with the seconds that this thread has
+"""Called each tick, in the supervisor's thread, with each engine that runs, and with the seconds that this thread has
 counted so far (see `watchdog.OwnTime`). A verdict has the engine killed."""
 
 
@@ -65,10 +67,11 @@ class Supervisor:
     """Supervises children that are ready.
 
     Args:
-        children: handles of engines, by rank; owned from now on.
+        children: handles of `launch.spawn`, by rank; owned from now on.
         policy: what follows a death.
         replace: starts a successor; without it there are none.
         watch: judges engines that run.
+        lockstep: whether the children are one group.
         clock: seconds, monotonic.
     """
 
@@ -79,6 +82,7 @@ class Supervisor:
         policy: RestartPolicy | None = None,
         replace: Replace | None = None,
         watch: Watch | None = None,
+        lockstep: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = RestartPolicy() if policy is None or replace is None else policy
@@ -86,8 +90,12 @@ class Supervisor:
         self._watch = watch
         self._clock = clock
         now = clock()
-        self._ranks = {rank: Rank(rank, child, self._policy, now) for rank, child in children.items()}
-        self._listeners: tuple[Listener, ...] = ()
+        ranks = [Rank(rank, child, now) for rank, child in children.items()]
+        together = [ranks] if lockstep and ranks else [[one] for one in ranks]
+        self._groups = [Group(some, self._policy, now) for some in together]
+        """Replaced when one comes or goes, never changed."""
+        self._turnover = Turnover(replace, self._policy, self._wake, self.publish)
+        self._listeners = Listeners()
         self._lock = threading.RLock()
         self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="muro-supervisor", daemon=True)
@@ -107,14 +115,7 @@ class Supervisor:
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with every event from now on; returns what ends that."""
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
-
-        def unsubscribe() -> None:
-            with self._lock:
-                self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
-
-        return unsubscribe
+        return self._listeners.add(listener)
 
     def look(self) -> None:
         """Find out now what has happened; listeners have been told when this returns."""
@@ -122,17 +123,20 @@ class Supervisor:
             return
         with self._lock:
             now = self._clock()
-            for one in self._ranks.values():
-                self._look_at(one, now)
+            for group in self._groups:
+                self._look_at(group, now)
+            if born := self._turnover.settle(now):
+                self._groups = [*self._groups, *born]
+                self._wake()
             if self._name_by is not None and now >= self._name_by:
                 self._name_by = None
                 self.publish(nameless_death())
 
     def wait_end(self, rank: EngineRank, timeout: float) -> None:
         """Wait until the child of a rank has ended, because something else says that it is about to; then look."""
-        one = self._ranks.get(rank)
-        if one is not None and one.running and not self._stopped:
-            one.child.wait(timeout)
+        found = self._find(rank)
+        if found is not None and found[0].running and not self._stopped:
+            found[1].child.wait(timeout)
         self.look()
 
     def notice(self) -> None:
@@ -143,11 +147,13 @@ class Supervisor:
         """
         with self._lock:
             self.look()
-            for one in self._ranks.values():
+            for one in self._ranks():
                 if one.unannounced:
                     one.unannounced = False
                     return
-            if not self._ranks:
+            if self._turnover.announced() or any(group.leaving and group.culprit() for group in self._groups):
+                return
+            if not self._groups:
                 self.publish(nameless_death())
             elif self._name_by is None:
                 self._name_by = self._clock() + NOTICE_PATIENCE
@@ -159,8 +165,8 @@ class Supervisor:
         What it says the listeners have been told: so an engine that serves can be used at once.
         """
         with self._lock:
-            one = self._ranks.get(rank)
-            return None if one is None else one.status(self._clock())
+            found = self._find(rank)
+            return None if found is None else found[0].status(found[1], self._clock())
 
     @property
     def restarts(self) -> bool:
@@ -173,21 +179,33 @@ class Supervisor:
             self.publish(EngineDied(rank, Generation(0), error))
             self.publish(EngineGivenUp(rank, error))
 
+    def grow(self, rank: EngineRank) -> Callable[[], None]:
+        """Start an engine of a new rank; returns what gives that up. EngineAdded or EngineUnborn tells the outcome."""
+        with self._lock:
+            return self._turnover.begin(rank)
+
+    def let_go(self, rank: EngineRank, timeout: float) -> None:
+        """End the engine of a rank for good, `timeout` seconds after SIGTERM. EngineLeft tells that it is gone."""
+        with self._lock:
+            if (found := self._find(rank)) is not None:
+                found[0].let_go(self._clock() + timeout)
+                self._wake()
+
     def stop(self, timeout: float) -> None:
         """End all children, and whatever is being started; they get `timeout` seconds together after SIGTERM."""
         if os.getpid() != self._owner:
             return
         with self._lock:
             self._stopped = True
-            attempts = [one.attempt for one in self._ranks.values() if one.attempt is not None]
+            attempts = [group.attempt for group in self._groups if group.attempt is not None]
+            attempts += self._turnover.take_all()
             for attempt in attempts:
                 attempt.cancel()
             self._wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_TIMEOUT)
-        started = [attempt.abandon(_JOIN_TIMEOUT) for attempt in attempts]
-        children = [one.child for one in self._ranks.values()]
-        shutdown.stop([*children, *(child for child in started if child is not None)], timeout)
+        started = [child for attempt in attempts for child in attempt.abandon(_JOIN_TIMEOUT)]
+        shutdown.stop([*(one.child for one in self._ranks()), *self._turnover.departed, *started], timeout)
         with self._lock:
             self._wakeup.close()
 
@@ -203,6 +221,7 @@ class Supervisor:
                 pump.poll(int(max(0.0, min(self._due(), tick_at) - self._clock()) * 1000) + 1)
                 self._wakeup.clear()
                 self.look()
+                self._turnover.bury()
                 if (now := self._clock()) >= tick_at:
                     tick_at = now + TICK
                     self._judge(own.tick(now))
@@ -212,7 +231,7 @@ class Supervisor:
 
     def _rewatch(self, pump: Pump, watched: set[int]) -> set[int]:
         """Poll the sentinels of those who have not ended."""
-        wanted = {one.child.sentinel for one in self._ranks.values() if not one.ended} - {-1}
+        wanted = {one.child.sentinel for one in self._ranks() if not one.ended} - {-1}
         for gone in watched - wanted:
             pump.remove(gone)
         for new in wanted - watched:
@@ -224,112 +243,144 @@ class Supervisor:
         with self._lock:
             now = self._clock()
             dues = [now + 3600.0 if self._name_by is None else self._name_by]
-            for one in self._ranks.values():
-                if one.kill_at is not None and not one.ended:
-                    dues.append(one.kill_at)
-                if one.restarts.state is RankState.BACKING_OFF and one.ended:
-                    dues.append(now + one.restarts.remaining(now))
+            dues += [one.kill_at for one in self._ranks() if one.kill_at is not None and not one.ended]
+            for group in self._groups:
+                if group.restarts.state is RankState.BACKING_OFF and group.ended:
+                    dues.append(now + group.restarts.remaining(now))
             return min(dues)
 
-    def _look_at(self, one: Rank, now: float) -> None:
-        if not one.ended and one.child.poll() is not None:
-            one.ended = True
-        if one.running and (one.ended or one.child.failure() is not None):
-            self._bury(one, now)
-        if one.kill_at is not None and not one.ended and now >= one.kill_at:
-            one.kill_at = None
-            one.child.kill()
-            if one.running:  # even SIGKILL takes its time where the kernel is stuck; nobody shall wait for that
-                self._bury(one, now)
-        if one.attempt is not None:
-            self._settle(one, one.attempt, now)
-        if one.ended and (generation := one.restarts.start(now)) is not None:
-            self._begin(one, generation, now)
+    def _ranks(self) -> list[Rank]:
+        return [one for group in self._groups for one in group.ranks]
 
-    def _bury(self, one: Rank, now: float) -> None:
-        """The engine of a rank has ended, or is about to; decide what follows."""
-        death = one.child.death()
-        if one.stuck:
-            death = msgspec.structs.replace(death, stuck=one.stuck)
-        if not one.ended:
-            one.kill_at = now + ENDING_TIMEOUT
-        one.died_at = now
-        one.unannounced = self._name_by is None
+    def _find(self, rank: EngineRank) -> tuple[Group, Rank] | None:
+        return next(((group, one) for group in self._groups for one in group.ranks if one.rank == rank), None)
+
+    def _look_at(self, group: Group, now: float) -> None:
+        for one in group.ranks:
+            if not one.ended and one.child.poll() is not None:
+                one.ended = True
+        if group.running and (culprit := group.culprit()) is not None:
+            self._bury(group, culprit, now)
+        for one in group.ranks:
+            if one.kill_at is not None and not one.ended and now >= one.kill_at:
+                one.kill_at = None
+                one.child.kill()
+                if group.running:  # even SIGKILL takes its time where the kernel is stuck; nobody shall wait for that
+                    self._bury(group, one, now)
+        if group.attempt is not None:
+            self._settle(group, group.attempt, now)
+        if group.ended and (generation := group.restarts.start(now)) is not None:
+            self._begin(group, generation, now)
+        if group.leaving and group.ended and group.attempt is None:
+            self._groups = [other for other in self._groups if other is not group]
+            self._turnover.departs(group)
+
+    def _bury(self, group: Group, culprit: Rank, now: float) -> None:
+        """An engine has ended, or is about to, and its group with it; decide what follows."""
+        death = culprit.death()
+        for one in group.ranks:
+            if not one.ended:
+                one.kill_at = now + ENDING_TIMEOUT if one is culprit else now
+            one.unannounced = one is not culprit or self._name_by is None
         self._name_by = None
-        generation = one.restarts.generation
-        decision = one.restarts.died(death.status, now)
-        self._mourn(one, generation, death.dead_error(one.rank, generation, decision), death.how(), decision)
+        group.died_at = now
+        generation = group.restarts.generation
+        decision = group.restarts.died(death.status, now)
+        error = death.dead_error(culprit.rank, generation, decision)
+        errors = {one.rank: bereft_error(one.child.name, one.rank, error) for one in group.ranks}
+        errors[culprit.rank] = error
+        self._mourn(group, generation, errors, error.message, death.how(), decision)
 
-    def _mourn(self, one: Rank, generation: Generation, error: EngineDeadError, cause: str, decision: Decision) -> None:
-        one.cause = cause
-        if decision.restart:
-            error.retry_after = decision.delay + one.start_took
-            log.warning("%s", error.message)
-        elif self.restarts:
-            log.error("%s", error.message)
-        self.publish(EngineDied(one.rank, generation, error, decision.restart))
+    def _mourn(
+        self,
+        group: Group,
+        generation: Generation,
+        errors: Mapping[EngineRank, EngineDeadError],
+        words: str,
+        cause: str,
+        decision: Decision,
+    ) -> None:
+        """Tell of a death, once in the log, and to listeners for each rank that it concerns."""
+        group.cause = cause
+        if self.restarts:
+            log.log(logging.WARNING if decision.restart else logging.ERROR, "%s", words)
+        for rank, error in errors.items():
+            if decision.restart:
+                error.retry_after = decision.delay + group.start_took
+            self.publish(EngineDied(rank, generation, error, decision.restart))
         if not decision.restart:
-            self.publish(EngineGivenUp(one.rank, error))
+            for rank, error in errors.items():
+                self.publish(EngineGivenUp(rank, error))
 
-    def _begin(self, one: Rank, generation: Generation, now: float) -> None:
-        """Start a successor."""
+    def _begin(self, group: Group, generation: Generation, now: float) -> None:
+        """Start the successors."""
         if self._replace is None or self._stopped:
             return
 
         def progressed(progress: StartupProgress) -> None:
-            self.publish(EngineProgress(one.rank, generation, progress.sight.phase, progress.sight.percent))
+            self.publish(EngineProgress(progress.rank, generation, progress.sight.phase, progress.sight.percent))
 
-        one.attempt = Attempt(self._replace, one.rank, generation, one.child, self._wake, progressed)
-        attempts, budget = one.restarts.deaths, self._policy.budget
-        log.warning("%s is started again: generation %d, %d of %d", one.child.name, generation, attempts, budget)
-        self.publish(EngineStarted(one.rank, generation, attempts, budget, one.cause))
-        one.started_at = now
+        previous = {one.rank: one.child for one in group.ranks}
+        group.attempt = Attempt(self._replace, generation, previous, self._wake, progressed)
+        attempts, budget = group.restarts.deaths, self._policy.budget
+        log.warning("%s is started again: generation %d, %d of %d", group.name, generation, attempts, budget)
+        for rank in previous:
+            self.publish(EngineStarted(rank, generation, attempts, budget, group.cause))
+        group.started_at = now
         try:
-            one.attempt.begin()
+            group.attempt.begin()
         except (OSError, RuntimeError) as error:
-            one.attempt = None
-            self._failed(one, generation, error, now)
+            group.attempt = None
+            self._failed(group, generation, error, now)
 
-    def _settle(self, one: Rank, attempt: Attempt, now: float) -> None:
-        """See what has become of the start of a successor."""
+    def _settle(self, group: Group, attempt: Attempt, now: float) -> None:
+        """See what has become of the start of successors."""
         outcome = attempt.take()
         if outcome is None:
             return
-        one.attempt = None
-        one.start_took = now - one.started_at
-        if isinstance(outcome, Replacement):
-            one.replaced_by(outcome.child, now)
-            away = now - one.died_at
-            log.warning("%s serves again after %.1f s: generation %d", one.child.name, away, attempt.generation)
-            self.publish(EngineReplaced(one.rank, attempt.generation, outcome.ready, one.child.pid, away))
-        else:
-            self._failed(one, attempt.generation, outcome, now)
+        group.attempt = None
+        group.start_took = now - group.started_at
+        if group.leaving:
+            group.born_too_late(outcome, now)
+            return
+        if isinstance(outcome, Exception):
+            self._failed(group, attempt.generation, outcome, now)
+            return
+        away = now - group.died_at
+        group.restarts.serves()
+        for one in group.ranks:
+            one.replaced_by(outcome[one.rank].child, now)
+        log.warning("%s serves again after %.1f s: generation %d", group.name, away, attempt.generation)
+        for one in group.ranks:
+            ready = outcome[one.rank].ready
+            self.publish(EngineReplaced(one.rank, attempt.generation, ready, one.child.pid, away))
 
-    def _failed(self, one: Rank, generation: Generation, cause: Exception, now: float) -> None:
-        """A successor did not come up."""
+    def _failed(self, group: Group, generation: Generation, cause: Exception, now: float) -> None:
+        """Successors did not come up."""
         known = cause
         if not isinstance(known, StartupError):
             why = f"{type(cause).__name__}: {cause}"
-            known = StartupError(f"{one.child.name} could not be started again: {why}", phase="spawn")
-        decision = one.restarts.died(known.exit_status, now)
-        error = unborn_error(known, one.rank, generation, decision)
-        self._mourn(one, generation, error, known.message, decision)
+            known = StartupError(f"{group.name} could not be started again: {why}", phase="spawn")
+        decision = group.restarts.died(known.exit_status, now)
+        errors = {one.rank: unborn_error(known, one.rank, generation, decision) for one in group.ranks}
+        self._mourn(group, generation, errors, next(iter(errors.values())).message, known.message, decision)
 
     def _judge(self, seconds: float) -> None:
         """Let the watch look at everybody who runs."""
         if self._watch is None:
             return
-        for one in self._ranks.values():
-            if not one.running or one.ended or one.stuck:
-                continue
-            verdict = self._watch(one.rank, one.restarts.generation, one.child, seconds)
-            if verdict is not None:
-                self._stalled(one, verdict)
+        for group in self._groups:
+            for one in group.ranks:
+                if not group.running or any(other.ended or other.stuck for other in group.ranks):
+                    continue
+                verdict = self._watch(one.rank, group.restarts.generation, one.child, seconds)
+                if verdict is not None:
+                    self._stalled(one, group.restarts.generation, verdict)
 
-    def _stalled(self, one: Rank, verdict: Verdict) -> None:
+    def _stalled(self, one: Rank, generation: Generation, verdict: Verdict) -> None:
         with self._lock:
             one.stuck = verdict.words
-            self.publish(EngineStalled(one.rank, one.restarts.generation, verdict.words))
+            self.publish(EngineStalled(one.rank, generation, verdict.words))
         stacks = one.child.dump_stack()
         where = f"; its threads stood here:\n{stacks}" if stacks else ""
         log.error("%s is stuck: %s; it is killed%s", one.child.name, verdict.words, where)
@@ -340,20 +391,9 @@ class Supervisor:
     def publish(self, event: Event) -> None:
         """Tell every listener, unless this was stopped; also for others who know of engines. Any thread."""
         with self._lock:
-            if self._stopped:
-                return
-            for listener in self._listeners:
-                try:
-                    listener(event)
-                except Exception:
-                    log.exception("a listener for events of engines failed")
+            if not self._stopped:
+                self._listeners.tell(event)
 
     def _wake(self) -> None:
         with self._lock:
             self._wakeup.set()
-
-
-def nameless_death() -> EngineGivenUp:
-    """An engine has announced its death, and nobody can say more."""
-    error = EngineDeadError("an engine has announced that it failed and ends; the cause stands in its own log")
-    return EngineGivenUp(None, error)

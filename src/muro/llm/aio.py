@@ -8,7 +8,7 @@ import secrets
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import msgspec
 
@@ -32,6 +32,14 @@ from muro.wire.stats import SchedulerStats
 
 if TYPE_CHECKING:
     from muro.clients.aio import AsyncMPClient
+
+
+class Join(Protocol):
+    """Makes a client of engines; see `clients.connect.connect_async`."""
+
+    async def __call__(
+        self, config: ConnectConfig | None = None, *, on_progress: OnProgress | None = None
+    ) -> AsyncMPClient: ...
 
 
 class AsyncLLM:
@@ -71,6 +79,7 @@ class AsyncLLM:
         connect: ConnectConfig | None = None,
         on_engine_death: Literal["fail", "replay"] = "fail",
         restart_wait: float = RESTART_WAIT,
+        join: Join = connect_async,
         **choice: Any,
     ) -> AsyncLLM:
         """Start the engine of a model and return when it serves. Cancelling it takes everything down.
@@ -82,6 +91,7 @@ class AsyncLLM:
             on_engine_death: what becomes of running requests when their engine dies and is replaced: they fail, or go
                 on where they were. With "replay" engines are restarted even if `connect` does not ask for it.
             restart_wait: seconds that requests wait for an engine that is being restarted.
+            join: makes the client; by default of engines that it starts.
             choice: further fields of `ModelChoice`, for instance `engine="echo"`.
 
         Raises:
@@ -95,7 +105,7 @@ class AsyncLLM:
             connect, engine=chosen.engine_config(connect.engine), restart=policy.restarts(connect.restart)
         )
         tokenizer, template = load_words(chosen)
-        client = await connect_async(connect, on_progress=on_progress)
+        client = await join(connect, on_progress=on_progress)
         try:
             length = context_length(client.engines(), chosen.max_model_len)
         except BaseException:

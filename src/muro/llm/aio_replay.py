@@ -18,7 +18,7 @@ import weakref
 from collections.abc import AsyncIterator, Hashable, Iterable
 
 from muro.clients.interface import AsyncEngineCoreClient, AsyncOutputStream
-from muro.errors import EngineDeadError, UsageError
+from muro.errors import EngineDeadError, MuroError, UsageError
 from muro.ids import EngineRank, Generation
 from muro.llm import replay
 from muro.llm.quarantine import Quarantine
@@ -77,6 +77,16 @@ class AsyncRequests:
     def waits_for(self, death: EngineDeadError) -> bool:
         """Whether there will be another engine, and patience until then."""
         return death.restarting and self.policy.restart_wait > 0
+
+    def goes_on(self, death: EngineDeadError) -> bool:
+        """Whether there is another engine already, or will be."""
+        if self.waits_for(death):
+            return True
+        try:
+            self.client.check_health()
+        except MuroError:
+            return False
+        return self.replays
 
     async def turn(self, key: int) -> None:
         """Wait until somebody may run who could not before."""
@@ -235,7 +245,10 @@ class ReplayedStream:
         return output
 
     def _lost(self, death: EngineDeadError) -> None:
-        """The engine under it has died. Raises if the request cannot go on."""
+        """The engine under it has died: it goes to another one at once, or waits for the successor.
+
+        Raises if the request cannot go on.
+        """
         owner, stream = self._owner, self._stream
         self._stream = None
         if not owner.replays or stream is None:
@@ -252,8 +265,8 @@ class ReplayedStream:
         owner.metrics.replayed += 1
 
     def _mourn(self, death: EngineDeadError) -> None:
-        """Remember whose successor is waited for. Raises if there will be none; then the stream has ended."""
-        if not self._owner.waits_for(death):
+        """Remember why it is on no engine. Raises if there will be none; then the stream has ended."""
+        if not self._owner.goes_on(death):
             self._end()
             raise death
         self._death = death.with_traceback(None)  # its frames hold this stream

@@ -10,6 +10,7 @@ What may go on and how is decided in `replay`, who may run at which time in `qua
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from muro.clients.interface import EngineCoreClient
 from muro.errors import EngineDeadError
@@ -46,7 +47,8 @@ class Batch:
         self._quarantine = Quarantine()
         self._runs: dict[str, _Run] = {}
         self._idle: dict[str, _Run] = {}
-        self._generation = 0
+        self._deaths: Counter[int] = Counter()
+        """Per rank; tells its engine from the one before."""
         self._death: EngineDeadError | None = None
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -65,13 +67,14 @@ class Batch:
         self._send()
         lost: list[EngineCoreOutput] = []
         outputs: list[EngineCoreOutput] = []
-        for output in self._client.get_outputs().outputs:
+        batch = self._client.get_outputs()
+        for output in batch.outputs:
             if output.request_id in self._runs:  # else of an earlier call that was interrupted
                 (lost if _died(output) else outputs).append(output)
         for output in outputs:
             self._take(output)
         if lost:
-            self._lose(lost)
+            self._lose(batch.engine or 0, lost)
         return outputs
 
     def end(self, request_id: str) -> None:
@@ -105,8 +108,8 @@ class Batch:
 
     def _send_one(self, request_id: str, run: _Run) -> None:
         self._check(run)
-        self._client.add_request(replay.continued(run.request, run.delivered))
-        self._quarantine.began(request_id, (0, self._generation))
+        rank = self._client.add_request(replay.continued(run.request, run.delivered))
+        self._quarantine.began(request_id, (rank, self._deaths[rank]))
         del self._idle[request_id]
 
     def _take(self, output: EngineCoreOutput) -> None:
@@ -117,14 +120,14 @@ class Batch:
         if output.finish_reason is not None:
             self._forget(output.request_id)
 
-    def _lose(self, lost: list[EngineCoreOutput]) -> None:
-        """An engine has died with these requests; all others were on it too, or are idle."""
+    def _lose(self, rank: int, lost: list[EngineCoreOutput]) -> None:
+        """An engine has died with these requests; all others are elsewhere, or idle."""
         death = self._cause(lost[0])
         if self._policy.on_engine_death == "fail" or not self._waits_for(death):
             raise death
         self._death = death
-        self._quarantine.died((0, self._generation), death)
-        self._generation += 1
+        self._quarantine.died((rank, self._deaths[rank]), death)
+        self._deaths[rank] += 1
         for output in lost:
             request_id = output.request_id
             run = self._idle[request_id] = self._runs[request_id]

@@ -1,5 +1,7 @@
 """What happened to requests and how engines are, as plain numbers. Who shows them, and under which names, is not here.
 
+They can be added up: several servers over the same engines have numbers in common (see `Numbers`).
+
 Written and read in one thread. Recording a token costs a fraction of a microsecond; that is why these are not the
 metric objects of a library, which take a lock each time.
 """
@@ -7,11 +9,15 @@ metric objects of a library, which take a lock each time.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from muro.ids import EngineRank
+
+Key = TypeVar("Key")
+Number = TypeVar("Number", int, float)
 
 FIRST_TOKEN_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 BETWEEN_TOKENS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
@@ -19,21 +25,26 @@ REQUEST_BOUNDS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20,
 TOKENS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
-class Histogram:
+class Histogram(msgspec.Struct):
     """Counts of values by upper bound, and their sum."""
 
-    __slots__ = ("bounds", "counts", "total")
+    bounds: tuple[float, ...]
+    counts: list[int] = []
+    """Values up to each bound and above the one before; the last: above all bounds."""
+    total: float = 0.0
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        """Values up to each bound and above the one before; the last: above all bounds."""
-        self.total = 0.0
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
         """Write a value down, `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
+
+    def add(self, other: Histogram) -> None:
+        """Add what was written down elsewhere, with the same bounds."""
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
 
     def cumulative(self) -> list[tuple[str, int]]:
         """(bound, number of values up to it), ending with "+Inf"."""
@@ -55,27 +66,50 @@ class EngineNumbers(msgspec.Struct):
     reported_at: float | None = None
     """When the last report came, on the clock of who told of it."""
 
+    def add(self, other: EngineNumbers) -> None:
+        """Add the reports that somebody else got of the same engine: each goes to one of us."""
+        if (other.reported_at or 0.0) > (self.reported_at or 0.0):
+            self.running, self.waiting = other.running, other.waiting
+            self.kv_cache_usage, self.reported_at = other.kv_cache_usage, other.reported_at
+        self.prefix_cache_queries += other.prefix_cache_queries
+        self.prefix_cache_hits += other.prefix_cache_hits
 
-class ServingMetrics:
+
+def _histogram(bounds: Sequence[float]) -> Histogram:
+    made: Histogram = msgspec.field(default_factory=lambda: Histogram(tuple(bounds)))
+    return made
+
+
+class ServingMetrics(msgspec.Struct):
     """Everything that is written down about one served model. Times in seconds."""
 
-    def __init__(self) -> None:
-        self.engines: dict[EngineRank, EngineNumbers] = {}
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
-        self.finished: dict[str, int] = {}
-        """Choices that ended, by finish reason."""
-        self.replayed = 0
-        """Attempts that were lost with their engine and made again."""
-        self.quarantined = 0
-        """Choices that were given up because they end engines."""
-        self.time_to_first_token = Histogram(FIRST_TOKEN_BOUNDS)
-        self.inter_token_latency = Histogram(BETWEEN_TOKENS_BOUNDS)
-        self.time_per_output_token = Histogram(BETWEEN_TOKENS_BOUNDS)
-        self.request_latency = Histogram(REQUEST_BOUNDS)
-        self.queue_time = Histogram(REQUEST_BOUNDS)
-        self.prompt_length = Histogram(TOKENS_BOUNDS)
-        self.generation_length = Histogram(TOKENS_BOUNDS)
+    engines: dict[EngineRank, EngineNumbers] = {}
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished: dict[str, int] = {}
+    """Choices that ended, by finish reason."""
+    replayed: int = 0
+    """Attempts that were lost with their engine and made again."""
+    quarantined: int = 0
+    """Choices that were given up because they end engines."""
+    time_to_first_token: Histogram = _histogram(FIRST_TOKEN_BOUNDS)
+    inter_token_latency: Histogram = _histogram(BETWEEN_TOKENS_BOUNDS)
+    time_per_output_token: Histogram = _histogram(BETWEEN_TOKENS_BOUNDS)
+    request_latency: Histogram = _histogram(REQUEST_BOUNDS)
+    queue_time: Histogram = _histogram(REQUEST_BOUNDS)
+    prompt_length: Histogram = _histogram(TOKENS_BOUNDS)
+    generation_length: Histogram = _histogram(TOKENS_BOUNDS)
+
+    def add(self, other: ServingMetrics) -> None:
+        """Add what another server has written down about the same model."""
+        for rank, numbers in other.engines.items():
+            self.engines.setdefault(rank, EngineNumbers()).add(numbers)
+        add_counts(self.finished, other.finished)
+        for name in ("prompt_tokens", "generation_tokens", "replayed", "quarantined"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in self.__struct_fields__:
+            if isinstance(histogram := getattr(self, name), Histogram):
+                histogram.add(getattr(other, name))
 
     def engine_report(
         self,
@@ -95,6 +129,43 @@ class ServingMetrics:
         numbers.prefix_cache_queries += queries
         numbers.prefix_cache_hits += hits
         numbers.reported_at = now
+
+
+class Numbers(msgspec.Struct):
+    """All numbers of one server, or of several together; by the names under which they are shown."""
+
+    serving: ServingMetrics = msgspec.field(default_factory=ServingMetrics)
+    gauges: dict[str, float] = {}
+    """How things are now."""
+    counters: dict[str, float] = {}
+    """What has happened since it began."""
+    by_word: dict[str, dict[str, int]] = {}
+    """The same, told apart by a word."""
+    in_flight: dict[EngineRank, int] = {}
+    """Requests on each engine."""
+    load_counted_at: float | None = None
+    """When the coordinator's last report of their load came, on the monotonic clock; of several servers the oldest."""
+
+    def add(self, other: Numbers) -> None:
+        """Add those of another server, which may count what we do not."""
+        self.serving.add(other.serving)
+        add_counts(self.gauges, other.gauges)
+        add_counts(self.counters, other.counters)
+        add_counts(self.in_flight, other.in_flight)
+        counted = [at for at in (self.load_counted_at, other.load_counted_at) if at is not None]
+        self.load_counted_at = min(counted, default=None)
+        for name, counts in other.by_word.items():
+            add_counts(self.by_word.setdefault(name, {}), counts)
+
+    def remains(self) -> Numbers:
+        """What is left of it when its server has gone: what has happened, not how things are."""
+        return msgspec.structs.replace(self, gauges={}, in_flight={}, load_counted_at=None)
+
+
+def add_counts(counts: dict[Key, Number], others: Mapping[Key, Number]) -> None:
+    """Add up what two have counted, by key."""
+    for key, number in others.items():
+        counts[key] = counts[key] + number if key in counts else number
 
 
 class ChoiceClock:

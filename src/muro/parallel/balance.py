@@ -69,6 +69,8 @@ class Balancer:
         prefix: PrefixIndex | None = None,
     ) -> None:
         self._ranks = {rank: _Rank() for rank in sorted(ranks)}
+        self._open = list(self._ranks)
+        """Those that may get requests."""
         self._clients = clients
         self._prefix = prefix
         self._reported_at = -STALE_AFTER
@@ -78,12 +80,13 @@ class Balancer:
 
     @property
     def ranks(self) -> list[EngineRank]:
-        """The ranks that may get requests."""
-        return [rank for rank, state in self._ranks.items() if not state.leaving]
+        """The ranks that may get requests; not to be changed."""
+        return self._open
 
     def in_flight(self, rank: EngineRank) -> int:
-        """Requests of this front-end that a rank has."""
-        return self._ranks[rank].own
+        """Requests of this front-end that a rank has; one that is not there has none."""
+        state = self._ranks.get(rank)
+        return 0 if state is None else state.own
 
     def choose(
         self,
@@ -96,7 +99,7 @@ class Balancer:
         """The rank for a request, which counts as in flight from now on.
 
         Args:
-            now: seconds.
+            now: seconds, of the clock that `report` is given.
             rank: what the caller asks for.
             prompt_token_ids: the prompt, for its beginning.
             salt: what else the prefix cache depends on.
@@ -108,9 +111,11 @@ class Balancer:
         chain = self._prefix.chain(prompt_token_ids, salt) if self._prefix is not None else []
         if rank is not None:
             chosen = self._asked_for(rank)
+        elif not self._open:
+            raise OverloadedError("no engine is there to take the request")
+        elif len(self._open) == 1:
+            chosen = self._open[0]
         else:
-            if not self.ranks:
-                raise OverloadedError("no engine is there to take the request")
             scores = self._scores(now)
             known = self._by_prefix(chain, scores)
             chosen = self._by_load(scores) if known is None else known
@@ -146,13 +151,15 @@ class Balancer:
         """A rank takes requests from now on."""
         if (state := self._ranks.get(rank)) is not None:
             state.leaving = False
-            return
-        self._ranks = dict(sorted([*self._ranks.items(), (rank, _Rank())]))
+        else:
+            self._ranks = dict(sorted([*self._ranks.items(), (rank, _Rank())]))
+        self._list_open()
 
     def leave(self, rank: EngineRank) -> None:
         """A rank gets no more requests; it is forgotten when those that it has have ended."""
         if (state := self._ranks.get(rank)) is not None:
             state.leaving = True
+            self._list_open()
             if not state.own:
                 self._drop(rank)
 
@@ -162,23 +169,27 @@ class Balancer:
 
     def _drop(self, rank: EngineRank) -> None:
         self._ranks.pop(rank, None)
+        self._list_open()
         if self._prefix is not None:
             self._prefix.forget(rank)
+
+    def _list_open(self) -> None:
+        self._open = [rank for rank, state in self._ranks.items() if not state.leaving]
 
     def _asked_for(self, rank: int) -> EngineRank:
         state = self._ranks.get(EngineRank(rank))
         if state is None or state.leaving:
-            known = self.ranks
+            known = self._open
             span = "none" if not known else f"0 ... {known[-1]}" if known == list(range(len(known))) else f"{known}"
             raise InvalidRequestError(f"data_parallel_rank is {rank}; the ranks are {span}", param="data_parallel_rank")
         return EngineRank(rank)
 
     def _scores(self, now: float) -> dict[EngineRank, int]:
         """What each rank has to do, in requests, beside what all have."""
-        if self._clients == 1 or now - self._reported_at >= STALE_AFTER:
-            return {rank: self._ranks[rank].own for rank in self.ranks}
+        if self._clients == 1 or not 0 <= now - self._reported_at < STALE_AFTER:  # a clock may be set back, too
+            return {rank: self._ranks[rank].own for rank in self._open}
         also = self._clients - 1
-        states = {rank: self._ranks[rank] for rank in self.ranks}
+        states = {rank: self._ranks[rank] for rank in self._open}
         # Another front-end is uneven by one request at any time; if all made up for that, none would be even.
         usual = min(state.others_most for state in states.values()) + also
         return {

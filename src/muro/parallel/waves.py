@@ -28,12 +28,10 @@ import msgspec
 
 from muro.ids import EngineRank
 from muro.wire.control import StartDPWave
-from muro.wire.coordination import FirstRequest, Publication
+from muro.wire.coordination import MAX_WAVE, FirstRequest, Publication
 
 MAX_STATED_WAVE: Final = 1 << 48
-"""Waves that a front-end states are believed up to here; no honest one gets there."""
-MAX_WAVE: Final = 1 << 60
-"""Any other up to here; it must fit into a message, and the next one, too."""
+"""Waves that a front-end states are believed up to here, any other up to `MAX_WAVE`; no honest one gets there."""
 
 
 class Rule(enum.Enum):
@@ -253,6 +251,11 @@ class CoordinatorWave:
     def wave_complete(self, wave: int) -> Orders:
         """Rank 0 says that a wave has ended."""
         return self._meets(CoordinatorEvent.WAVE_COMPLETE, wave, None)
+
+    def engines_gone(self) -> Orders:
+        """No engine is left, so nothing runs; those who come next may be new, and know no number."""
+        was, self.running = self.running, False
+        return Orders(news=Publication(None, self.wave, False)) if was else Orders()
 
     def _meets(self, event: CoordinatorEvent, wave: int, exclude: int | bytes | None) -> Orders:
         if not 0 <= wave <= MAX_WAVE:

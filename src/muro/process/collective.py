@@ -27,8 +27,6 @@ from muro.parallel.agreement import Agreement
 from muro.transport.endpoint import check_clear
 from muro.transport.pump import Pump
 from muro.transport.sockets import (
-    PLAIN,
-    Dial,
     Frame,
     Socket,
     bind_router,
@@ -64,7 +62,6 @@ class RankCollective:
         on_awaited: called when another rank has voted and this one has not, with the number of the agreement. From the
             collective's thread or the caller's of `any_rank`.
         stop: set when this rank is asked to stop.
-        dial: how to connect.
         insecure_tcp: whether the address may be reachable for others.
     """
 
@@ -75,14 +72,12 @@ class RankCollective:
         *,
         on_awaited: Callable[[int], None],
         stop: Wakeup,
-        dial: Dial = PLAIN,
         insecure_tcp: bool = False,
     ) -> None:
         self._config = config
         self._rank = rank
         self._on_awaited = on_awaited
         self._stop = stop
-        self._dial = dial
         self._insecure_tcp = insecure_tcp
         self._agreement = Agreement(rank, config.size)
         self._changed = threading.Condition()
@@ -104,8 +99,7 @@ class RankCollective:
 
     def open(self) -> None:
         """Begin to listen, or dial. Raises ConfigError."""
-        if self._dial.curve is None:
-            check_clear(self._config.address, self._insecure_tcp)
+        check_clear(self._config.address, self._insecure_tcp)
         if self._rank == 0:
             self._socket = bind_router(
                 self._config.address, handover=True, linger_ms=LINGER_MS, max_bytes=MAX_MESSAGE_BYTES,
@@ -117,7 +111,6 @@ class RankCollective:
                 identity_of(self._rank),
                 linger_ms=LINGER_MS,
                 max_bytes=MAX_MESSAGE_BYTES,
-                dial=self._dial,
             )
         self._wake.open()
         self._thread.start()

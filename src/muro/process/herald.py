@@ -6,7 +6,7 @@ the rest is dropped: when it is back it says READY, and is told all that matters
 
 from __future__ import annotations
 
-from muro.transport.sockets import Dial, Socket, close, connect_push, send_nowait
+from muro.transport.sockets import Socket, close, connect_push, send_nowait
 from muro.wire.codec import OutputEncoder
 from muro.wire.output import EngineCoreOutputs
 from muro.wire.releases import SAFE
@@ -20,19 +20,17 @@ class Herald:
 
     Args:
         address: INIT's `coordinator_output`.
-        dial: how to connect.
     """
 
-    def __init__(self, address: str, dial: Dial) -> None:
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._dial = dial
         self._socket: Socket | None = None
         self._encoder = OutputEncoder(SAFE)
         self._buffer = bytearray()
 
     def open(self) -> None:
         """Connect (sender thread)."""
-        self._socket = connect_push(self._address, linger_ms=0, send_limit=WAITING, dial=self._dial)
+        self._socket = connect_push(self._address, linger_ms=0, send_limit=WAITING)
 
     def send(self, message: EngineCoreOutputs) -> None:
         """Send, or drop if there is no room."""

@@ -83,10 +83,10 @@ class Join:
                 self._greet_anew(pump)
         return self._init
 
-    def ready(self) -> None:
-        """Say READY: the last message of the handshake."""
+    def ready(self, config_hash: str | None = None) -> None:
+        """Say READY: the last message of the handshake; lockstep ranks say what must be the same for all of them."""
         if self._socket is not None:
-            send_nowait(self._socket, [self._handshake.ready()])
+            send_nowait(self._socket, [self._handshake.ready(config_hash)])
 
     def close(self, *, lost: bool = False) -> None:
         """Close; `lost`: there is nobody who could hear last words."""

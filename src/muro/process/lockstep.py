@@ -7,11 +7,15 @@ agrees, this acts.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import NoReturn
 
-from muro.config import EngineConfig
+import msgspec
+
+from muro.config import EngineConfig, LockstepConfig
 from muro.engine.events import Add, CoordinatorUp, Event, PeersStep, Routed, StartWave
 from muro.engine.interface import Collective, EngineCore
 from muro.errors import CallFailedError, ConfigError
@@ -20,8 +24,9 @@ from muro.parallel.waves import EngineWave, Says, Word
 from muro.process.collective import RankCollective
 from muro.process.queues import InputQueue
 from muro.process.reports import LoadReports
-from muro.transport.sockets import Dial
+from muro.transport.endpoint import tcp_endpoint
 from muro.transport.wakeup import Wakeup
+from muro.wire.handshake import Init
 from muro.wire.output import EngineCoreOutputs
 
 log = logging.getLogger(__name__)
@@ -127,12 +132,40 @@ class Lockstep:
         return [Routed(self._told_by, message)]
 
 
+def group_settings(config: EngineConfig, init: Init) -> EngineConfig:
+    """The settings of an engine with what INIT says of its group. Some front-ends say nothing, and on one machine only
+    who has started the engine knows the place.
+
+    Raises ConfigError for a group that this rank cannot belong to.
+    """
+    known, size = config.lockstep or LockstepConfig(), init.parallel_config.get("data_parallel_size")
+    host, port = (init.parallel_config.get(f"data_parallel_master_{what}") for what in ("ip", "port"))
+    address = tcp_endpoint(host, port) if isinstance(host, str) and type(port) is int else ""
+    if type(size) is not int or size <= 1 or (known.size > 1 and not address):
+        return config
+    return msgspec.structs.replace(config, lockstep=msgspec.structs.replace(known, size=size, address=address))
+
+
+def group_hash(config: EngineConfig) -> str:
+    """What must be the same for all ranks of a group, as 64 hexadecimal digits: front-ends compare them."""
+    group = config.lockstep
+    same = [config.engine, *([] if group is None else [group.size, group.interval]), version("muro")]
+    return hashlib.sha256(msgspec.json.encode(same)).hexdigest()
+
+
 def join_group(engine: EngineCore, config: EngineConfig, inbox: InputQueue, stop: Wakeup) -> Collective | None:
     """The group of a lockstep engine: its own, or a built-in one that is to be opened; None for one on its own.
 
     Raises ConfigError if an engine that runs in lockstep, and is one of several, is not told of the others.
     """
-    if not engine.info().lockstep or config.lockstep is None or config.lockstep.size == 1:
+    if not engine.info().lockstep:
+        return None
+    if config.lockstep is None and config.rank > 0:
+        raise ConfigError(
+            f"engine {config.engine!r} runs in lockstep with others, and nobody has said that this is one of several "
+            "such: setting lockstep (muro serve: --data-parallel-lockstep)"
+        )
+    if config.lockstep is None or config.lockstep.size == 1:
         return None
     own = engine.collective()
     if own is not None:
@@ -144,7 +177,6 @@ def join_group(engine: EngineCore, config: EngineConfig, inbox: InputQueue, stop
         EngineRank(config.rank),
         on_awaited=lambda number: inbox.put(PeersStep(number)),
         stop=stop,
-        dial=Dial(config.curve),
         insecure_tcp=config.insecure_tcp,
     )
 

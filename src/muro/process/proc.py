@@ -25,7 +25,7 @@ from muro.process.attention import Attention
 from muro.process.collective import RankCollective
 from muro.process.join import Join
 from muro.process.lifecycle import Lifecycle, State, Step
-from muro.process.lockstep import Lockstep, join_group
+from muro.process.lockstep import Lockstep, group_hash, group_settings, join_group
 from muro.process.loop import BusyLoop
 from muro.process.peers import PeerLayouts
 from muro.process.policy import Independent, TickPolicy
@@ -79,6 +79,7 @@ class EngineCoreProc:
         self._sender: Sender | None = None
         self._loop: BusyLoop | None = None
         self._collective: RankCollective | None = None
+        self._in_lockstep = False
         self.phase = "handshake"
         """What the process is doing, in people's words; for the failure record."""
 
@@ -112,6 +113,7 @@ class EngineCoreProc:
         init = self._join.greet(None if config.rejoin else config.handshake_timeout)
         if init is None:
             return self._stopped_early()
+        self._heed(init)
         self._enter("loading")
         engine = self._engine = self._load(self._report)
         if self.stop_requested():
@@ -120,7 +122,7 @@ class EngineCoreProc:
         self._await_receiver(self._connect(engine, init, self._join_group(engine)))
         if self.stop_requested():
             return self._stopped_early()
-        self._join.ready()
+        self._join.ready(group_hash(self._config) if self._in_lockstep else None)
         self._lifecycle.fire(Step.READY)
         self._enter("serving")
         return True
@@ -241,6 +243,7 @@ class EngineCoreProc:
             page=self._page,
             dial=dial,
             on_lost=None if config.local else self._front_end_lost,
+            comes_back=config.local and len(addresses.inputs) > 1,
             on_coordinator_up=lambda: self._post_at_once(policy.coordinator_up()),
         )
         sender.start()
@@ -259,8 +262,17 @@ class EngineCoreProc:
             log_stats=config.log_stats,
         )
 
+    def _heed(self, init: Init) -> None:
+        """Take note of what INIT says of other ranks. Raises ConfigError."""
+        self._config = group_settings(self._config, init)
+        coordinator = init.addresses.coordinator_input, init.addresses.coordinator_output
+        for address in coordinator if not self._config.local else ():
+            if address is not None:  # it speaks in the clear, whatever keys there are
+                check_clear(address, self._config.insecure_tcp)
+
     def _join_group(self, engine: EngineCore) -> Collective | None:
         collective = join_group(engine, self._config, self._inbox, self._stop)
+        self._in_lockstep = collective is not None
         if isinstance(collective, RankCollective):
             self._collective = collective
             collective.open()

@@ -8,7 +8,8 @@ Invariants:
   that can be identified is answered with ERROR, the rest is counted and dropped.
 - What is too large is refused from its first bytes: reading it would hold up everybody else.
 - A front-end elsewhere whose connection has ended is lost: its requests end, and when nobody is left, `on_lost` is
-  called. Engines that were started by their front-end end with it in any case.
+  called. Engines that were started by their front-end end with it in any case; if there are several (`comes_back`),
+  the requests of one that is lost end, and its successor comes at the same address.
 - From a client that is ignored nothing is read; what it sends stays with it.
 - Asked to stop, it first reads what has arrived already: the end of the process answers it.
 - If it ends by an error, the loop hears of it as an event and the engine fails; it never ends silently.
@@ -90,6 +91,7 @@ class Receiver:
         page: ProgressPage,
         dial: Dial = PLAIN,
         on_lost: Callable[[], None] | None = None,
+        comes_back: bool = False,
         on_coordinator_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._addresses = addresses
@@ -104,6 +106,7 @@ class Receiver:
         self._limits = limits
         self._dial = dial
         self._on_lost = on_lost
+        self._comes_back = comes_back
         self._on_coordinator_up = on_coordinator_up
         self._contact: Contact | None = None
         self._monitors: list[Monitor] = []
@@ -161,8 +164,8 @@ class Receiver:
     def _serve(self, sockets: list[Socket]) -> None:
         pump = Pump()
         pump.add(self._stop.fileno(), lambda: None)  # ends the poll; `_stopped` says why
-        if self._on_lost is not None:
-            self._contact = Contact(len(self._addresses.inputs), time.monotonic())
+        if watched := self._on_lost is not None or self._comes_back:
+            self._contact = Contact(len(self._addresses.inputs), time.monotonic(), comes_back=self._comes_back)
         readers: dict[ClientIndex, tuple[Socket, Callable[[], None]]] = {}
         for index, address in enumerate(self._addresses.inputs):
             socket = connect_dealer(
@@ -171,7 +174,7 @@ class Receiver:
                 max_bytes=4 * self._limits.max_message_bytes,
                 receive_limit=MESSAGES_WAITING,
                 dial=self._dial,
-                prepare=partial(self._watch, pump, index) if self._on_lost is not None else None,
+                prepare=partial(self._watch, pump, index) if watched else None,
             )
             sockets.append(socket)
             readers[ClientIndex(index)] = socket, self._reader(socket, ClientIndex(index))
@@ -179,7 +182,7 @@ class Receiver:
         pump.add(self._attention.news.fileno(), partial(self._attend, pump, readers))
         gate = None
         if self._addresses.coordinator_input is not None:
-            gate = connect_xsub(self._addresses.coordinator_input, self._identity, dial=self._dial)
+            gate = connect_xsub(self._addresses.coordinator_input, self._identity)
             sockets.append(gate)
             pump.add(gate, self._gate_reader(gate))
             send_nowait(gate, [SUBSCRIBE])
@@ -214,15 +217,27 @@ class Receiver:
         self._monitors.append(monitor)
 
         def read() -> None:
-            news = monitor.read()
-            if news is None or self._contact is None:
-                return
-            if news[0] is Change.UP:
-                self._contact.up(client)
-            elif news[0] is Change.DOWN and self._contact.down(client):
-                self._lose(client, "its connection has ended")
+            changes = []
+            while (news := monitor.read()) is not None:
+                changes.append(news[0])
+            for position, change in enumerate(changes):
+                if self._contact is None:
+                    return
+                if change is Change.UP:
+                    self._contact.up(client)
+                elif change is Change.DOWN and self._contact.down(client):
+                    if self._comes_back and Change.UP not in changes[position:]:  # else it might be its successor's
+                        self._read_out(socket, ClientIndex(client))
+                    self._lose(client, "its connection has ended")
 
-        pump.add(monitor.socket, read)
+        pump.add(monitor.socket, read)  # before the socket itself: the end of a connection is seen before the next one
+
+    def _read_out(self, socket: Socket, client: ClientIndex) -> None:
+        """Take what a client that has gone had still sent, so that all its requests are known when they are ended."""
+        for _ in range(MESSAGES_WAITING):
+            if (frames := receive_nowait(socket)) is None:
+                return
+            self._take(client, frames)
 
     def _let_heartbeats_pass(self, pump: Pump) -> None:
         """Wait until all connections stand, or are given up, and then for as long as the next heartbeat takes.
@@ -249,7 +264,8 @@ class Receiver:
         return int(due * 1000) + 1
 
     def _lose(self, client: int, how: str) -> None:
-        log.warning("front-end %d at %s is lost: %s", client, self._addresses.inputs[client], how)
+        level = logging.INFO if self._comes_back else logging.WARNING  # whoever started it tells of its end as well
+        log.log(level, "front-end %d at %s is lost: %s", client, self._addresses.inputs[client], how)
         self._inbox.put(GivenUp(ClientIndex(client), [], everything=True))
         if self._contact is not None and self._contact.all_lost and self._on_lost is not None:
             self._on_lost()

@@ -60,7 +60,7 @@ class Sender:
         self._dial = dial
         self._in_flight: InFlight | None = None
         coordinator = addresses.coordinator_output
-        self._herald = Herald(coordinator, Dial(dial.curve)) if coordinator is not None else None
+        self._herald = Herald(coordinator) if coordinator is not None else None
         self._lanes: list[Lane] = []
         """One per client while the sockets are open."""
         self._thread = threading.Thread(target=self._run, name="muro-sender", daemon=True)

@@ -6,9 +6,12 @@ which an engine that was started elsewhere does not have.
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from muro.clients.interface import EngineStatus
+from muro.crew.interface import ServerStatus
 from muro.server.errors import without_log
 from muro.server.probe import Probed
 from muro.server.service import Service
@@ -46,6 +49,21 @@ class QueueHealth(msgspec.Struct):
     tokens: int
 
 
+class ServerHealth(msgspec.Struct, kw_only=True):
+    """One of several server processes with the same engines."""
+
+    server: int
+    state: str
+    """"starting", "serving", "restarting" or "stopped"."""
+    pid: int | None = None
+    generation: int = 0
+    """How often it was replaced."""
+    uptime: float | None = None
+    """Since it serves."""
+    answering: bool = False
+    """Whether it gives this answer."""
+
+
 class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The body of `/health`. `status` is "ok" or "unavailable"; then `reason` says why."""
 
@@ -53,6 +71,8 @@ class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
     reason: str | None = None
     engines: list[EngineHealth]
     queue: QueueHealth
+    servers: list[ServerHealth] = []
+    """If there are several; `queue` and `in_flight` are those of the one that answers."""
     deep: list[Probed] | None = None
 
 
@@ -65,6 +85,19 @@ def health(service: Service, now_ns: int) -> Health:
         reason=reason,
         engines=[engine_health(status, now_ns) for status in service.llm.engines()],
         queue=QueueHealth(admission.queued_requests, admission.queued_tokens),
+        servers=[server_health(status, now_ns) for status in service.crew.servers()],
+    )
+
+
+def server_health(status: ServerStatus, now_ns: int) -> ServerHealth:
+    """What is known of one server."""
+    return ServerHealth(
+        server=status.index,
+        state=status.state,
+        pid=status.pid,
+        generation=status.generation,
+        uptime=None if status.since is None else max(0.0, now_ns / 1e9 - status.since),
+        answering=status.pid == os.getpid(),
     )
 
 

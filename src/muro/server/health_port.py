@@ -65,6 +65,7 @@ class HealthPort:
         """Begin to answer; until `keep` is called, that the server is starting."""
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # see `lifespan.bind`
+        self._listener.setblocking(False)  # several servers may listen with it, and another one be faster
         self._listener.listen(128)
         self._server = _Server(self._listener, self.answer)
         self._thread = threading.Thread(target=self._server.serve_forever, name="muro-health", daemon=True)

@@ -21,17 +21,18 @@ import errno
 import gc
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 import msgspec
 
-from muro.child.signals import STOP_SIGNALS, heeded
-from muro.clients.connect import OnProgress
+from muro.child.stop_requests import StopRequests
+from muro.clients.connect import OnProgress, connect_async
 from muro.config import ConnectConfig
-from muro.errors import ConfigError, CrashLoopError, EngineDeadError, StartupError
-from muro.llm.aio import AsyncLLM
+from muro.crew.ending import ASKED, exit_code
+from muro.crew.member import Member
+from muro.errors import ConfigError, StartupError
+from muro.llm.aio import AsyncLLM, Join
 from muro.llm.replay import DeathPolicy
 from muro.llm.words import ModelChoice
 from muro.server.app import make_app
@@ -40,13 +41,12 @@ from muro.server.health import health
 from muro.server.health_port import HealthPort
 from muro.server.limits import HttpLimits
 from muro.server.listening import LAST_WORDS, listening, tls_context
+from muro.server.own_metrics import numbers_of
 from muro.server.service import Service
 from muro.wire.failure import ExitCode
 
 log = logging.getLogger(__name__)
 
-_ASKED = (0, *(-number for number in STOP_SIGNALS))
-"""Exit statuses of an engine that was asked to stop by somebody else."""
 _SIGNAL_GRACE = 0.5
 """Seconds by which a signal to us may be later than the same one to the engine."""
 _LOOK_EVERY = 0.2
@@ -114,40 +114,6 @@ def url_of(listener: socket.socket, *, secure: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-class StopRequests:
-    """How often a stop was asked for; to be made in the loop that serves."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[int, asyncio.Event]] = []
-
-    def ask(self) -> None:
-        """Ask for a stop (in the loop's thread)."""
-        self.count += 1
-        for times, event in self._waiting:
-            if self.count >= times:
-                event.set()
-
-    async def asked(self, times: int = 1) -> None:
-        """Return when a stop was asked for so often."""
-        event = asyncio.Event()
-        self._waiting.append((times, event))
-        if self.count < times:
-            await event.wait()
-
-    def ask_soon(self) -> None:
-        """Ask for a stop, from any thread or signal handler; too late is no error."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.ask)
-
-    def take_signals(self) -> None:
-        """Let the stop signals ask, if this is the main thread."""
-        if threading.current_thread() is threading.main_thread():
-            for number in heeded():
-                self._loop.add_signal_handler(number, self.ask)
-
-
 async def serve(
     listener: socket.socket,
     choice: ModelChoice,
@@ -158,6 +124,8 @@ async def serve(
     on_serving: Callable[[str, Service], None] = lambda url, service: None,
     stops: StopRequests | None = None,
     take_signals: Callable[[Callable[[], None]], None] | None = None,
+    health_listener: socket.socket | None = None,
+    member: Member | None = None,
 ) -> ExitCode:
     """Serve a model until somebody asks to stop, or its engine dies.
 
@@ -170,6 +138,8 @@ async def serve(
         on_serving: called with the address once requests are served.
         stops: to ask for a stop from inside the loop.
         take_signals: given what is to be called for each stop signal, by somebody who handles them already.
+        health_listener: of `bind`, for the health port; None: it is bound here, if there is one. Closed in the end.
+        member: if several servers have the same engines; then those are not started here.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -180,37 +150,46 @@ async def serve(
         stops.take_signals()
     else:
         take_signals(stops.ask_soon)
-    with listener, _health_port(config) as door:
+    with listener, _health_port(config, health_listener) as door:
         keys = ApiKeys() if config.api_key_file is None else read_api_keys(config.api_key_file)
         tls = tls_context(config.tls_certfile, config.tls_keyfile)
-        llm = await _start(stops, choice, connect, config.deaths, on_progress)
+        join = connect_async if member is None else member.join
+        llm = await _start(stops, choice, connect, config.deaths, on_progress, join)
         if llm is None:
             return ExitCode.STOPPED
         try:
             names = config.served_names or choice.names()
-            service = Service(llm, names, config.limits, waits=config.deaths.restart_wait > 0)
+            service = Service(llm, names, config.limits, waits=config.deaths.restart_wait > 0, crew=member)
             app = make_app(service, keys, config.allowed_origins, dev_mode=config.dev_mode)
             async with listening(app, service.connections, listener, tls):
                 # What start-up has left is here to stay: no collection need look at it again.
                 gc.collect()
                 gc.freeze()
-                if door is not None:
-                    door.keep(lambda: health(service, time.monotonic_ns()))
+                _tell_of(service, door, member)
                 on_serving(url_of(listener, secure=tls is not None), service)
                 await _until_over(service, stops, config)
-            return _exit_code(llm, asked=stops.count > 0)
+            return exit_code(llm, asked=stops.count > 0)
         finally:
             gc.unfreeze()
             await llm.aclose()
 
 
+def _tell_of(service: Service, door: HealthPort | None, member: Member | None) -> None:
+    """Let others than callers know how things are."""
+    if door is not None:
+        door.keep(lambda: health(service, time.monotonic_ns()))
+    if member is not None:
+        chat = service.llm.words.template is not None
+        member.serves(service.names, chat=chat, count=lambda: numbers_of(service))
+
+
 @contextlib.contextmanager
-def _health_port(config: ServerConfig) -> Iterator[HealthPort | None]:
+def _health_port(config: ServerConfig, listener: socket.socket | None) -> Iterator[HealthPort | None]:
     """The second door of those who watch us, if they have one. Raises ConfigError."""
     if config.health_port is None:
         yield None
         return
-    door = HealthPort(bind(config.host, config.health_port, "--health-port")).open()
+    door = HealthPort(listener or bind(config.host, config.health_port, "--health-port")).open()
     log.info("health is answered on %s, too", door.url)
     try:
         yield door
@@ -224,11 +203,12 @@ async def _start(
     connect: ConnectConfig,
     deaths: DeathPolicy,
     on_progress: OnProgress | None,
+    join: Join,
 ) -> AsyncLLM | None:
     """The model, or None if a stop was asked for before it was ready."""
     fields = {name: getattr(choice, name) for name in choice.__struct_fields__}
     fields |= msgspec.structs.asdict(deaths)
-    starting = asyncio.ensure_future(AsyncLLM.start(on_progress=on_progress, connect=connect, **fields))
+    starting = asyncio.ensure_future(AsyncLLM.start(on_progress=on_progress, connect=connect, join=join, **fields))
     stopping = asyncio.ensure_future(stops.asked())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -246,7 +226,7 @@ async def _start(
 async def _stopped_with_all(starting: asyncio.Future[AsyncLLM], stopping: asyncio.Future[None]) -> bool:
     """Whether a start has failed because somebody asked the whole tree to stop at once, and the engine was faster."""
     error = starting.exception()
-    if not isinstance(error, StartupError) or error.exit_status not in _ASKED:
+    if not isinstance(error, StartupError) or error.exit_status not in ASKED:
         return False
     await asyncio.wait({stopping}, timeout=_SIGNAL_GRACE)
     return stopping.done()
@@ -256,9 +236,9 @@ async def _until_over(service: Service, stops: StopRequests, config: ServerConfi
     stopping = asyncio.ensure_future(stops.asked())
     try:
         while not stopping.done():
-            if _dead(service.llm):
+            if exit_code(service.llm) is not ExitCode.STOPPED:
                 errors = [status.error for status in service.llm.engines() if status.error]
-                if _exit_code(service.llm) is ExitCode.CRASH_LOOP:  # each death was logged where it was noticed
+                if exit_code(service.llm) is ExitCode.CRASH_LOOP:  # each death was logged where it was noticed
                     errors = ["no engine is left, and none is started again; the server ends"]
                 log.error("%s", errors[0] if errors else "the engine has died")
                 await asyncio.wait({stopping}, timeout=config.death_notice)
@@ -283,20 +263,3 @@ async def _drain(service: Service, stops: StopRequests, patience: float) -> None
         idle = asyncio.ensure_future(service.wait_idle())
         await asyncio.wait({idle}, timeout=LAST_WORDS)
         idle.cancel()
-
-
-def _dead(llm: AsyncLLM) -> bool:
-    """Whether no engine serves, and none will."""
-    return _exit_code(llm) is not ExitCode.STOPPED
-
-
-def _exit_code(llm: AsyncLLM, *, asked: bool = False) -> ExitCode:
-    """With what to end now; an engine that was asked to stop together with us has not failed."""
-    try:
-        llm.check_health()
-    except CrashLoopError:
-        return ExitCode.CRASH_LOOP
-    except EngineDeadError as error:
-        stopped = error.restarting or (asked and error.exit_status in _ASKED)
-        return ExitCode.STOPPED if stopped else ExitCode.ENGINE_FAILED
-    return ExitCode.STOPPED

@@ -5,15 +5,14 @@ Names and labels are those of vLLM's documentation of its metrics. Only what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from muro.ids import EngineRank
-from muro.observe.metrics import EngineNumbers, Histogram, ServingMetrics
+from muro.observe.metrics import EngineNumbers, Histogram, Numbers, ServingMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -47,34 +46,29 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ServingMetrics], Histogram]], ...] 
 _LABELS = ("model_name", "engine")
 
 
-class Exposition(Collector):
-    """The page of one served model; also what `prometheus_client` calls a collector."""
+def page(collectors: Iterable[Collector], *, process: bool) -> bytes:
+    """The page as it is now; with `process`, what this process takes of the machine as well."""
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    if process:
+        ProcessCollector(registry=registry)
+    return generate_latest(registry)
 
-    def __init__(
-        self,
-        metrics: ServingMetrics,
-        model: str,
-        in_flight: Callable[[], dict[EngineRank, int]],
-        *others: Collector,
-    ) -> None:
-        self._metrics = metrics
+
+class ServingCollector(Collector):
+    """The numbers of a served model, as what `prometheus_client` calls a collector."""
+
+    def __init__(self, numbers: Numbers, model: str) -> None:
+        self._numbers = numbers
         self._model = model
-        self._in_flight = in_flight
-        """Requests of ours on each engine: all that is known of an engine that reports nothing itself."""
-        self._registry = CollectorRegistry()
-        for collector in (self, *others):
-            self._registry.register(collector)
-        ProcessCollector(registry=self._registry)
-
-    def text(self) -> bytes:
-        """The page as it is now."""
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        metrics, model = self._metrics, self._model
+        metrics, model = self._numbers.serving, self._model
+        # Requests of ours are all that is known of an engine that reports nothing itself.
         reports = [
             (str(rank), metrics.engines.get(rank) or EngineNumbers(running=count))
-            for rank, count in sorted(self._in_flight().items())
+            for rank, count in sorted(self._numbers.in_flight.items())
         ]
         for name, words, read in _GAUGES:
             gauge = GaugeMetricFamily(f"vllm:{name}", words, labels=_LABELS)

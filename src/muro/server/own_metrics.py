@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from muro.server.health import EngineHealth, engine_health
+from muro.observe.metrics import Numbers
+from muro.server.health import EngineHealth, Health, ServerHealth
 from muro.server.service import Service
 
 _GAUGES: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
@@ -30,7 +30,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
     ("requests_quarantined", "Choices given up because they end engines.", lambda s: s.llm.metrics.quarantined),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineHealth], float | None]], ...] = (
-    ("engine_up", "Whether the engine serves.", lambda e: e.state == "serving"),
+    ("engine_up", "Whether the engine serves.", lambda e: e.state in ("serving", "leaving")),
     ("engine_generation", "How often the engine was replaced.", lambda e: e.generation),
     ("engine_uptime_seconds", "Since the engine is ready.", lambda e: e.uptime),
     ("engine_last_step_age_seconds", "Since the engine's last step ended.", lambda e: e.last_step_age),
@@ -40,52 +40,89 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineHealth], float | None]], .
 )
 
 
-class OwnCollector(Collector):
-    """What `prometheus_client` calls a collector."""
+_BY_WORD: tuple[tuple[str, str, str, Callable[[Service], dict[str, int]]], ...] = (
+    ("requests_refused", "Refused because a bound was reached.", "bound", lambda s: s.admission.refused),
+    ("requests", "Generating requests that have ended, by how.", "outcome", lambda s: s.outcomes),
+)
+_SERVER_GAUGES: tuple[tuple[str, str, Callable[[ServerHealth], float | None]], ...] = (
+    ("server_up", "Whether the server process serves.", lambda s: s.state == "serving"),
+    ("server_generation", "How often the server process was replaced.", lambda s: s.generation),
+    ("server_uptime_seconds", "Since the server process serves.", lambda s: s.uptime),
+)
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+
+def numbers_of(service: Service) -> Numbers:
+    """The numbers of one server as they are now; they go on changing with it."""
+    return Numbers(
+        serving=service.llm.metrics,
+        gauges={name: read(service) for name, _, read in _GAUGES},
+        counters={name: read(service) for name, _, read in _COUNTERS},
+        by_word={name: dict(read(service)) for name, _, _, read in _BY_WORD},
+        in_flight={status.rank: status.in_flight for status in service.llm.engines()},
+        load_counted_at=service.llm.client.load_counted_at(),
+    )
+
+
+class OwnCollector(Collector):
+    """What `prometheus_client` calls a collector.
+
+    Args:
+        numbers: of one server, or of all together.
+        model: its name.
+        health: how engines and servers are.
+        now: on the monotonic clock.
+    """
+
+    def __init__(self, numbers: Numbers, model: str, health: Health, now: float) -> None:
+        self._numbers = numbers
+        self._model = model
+        self._health = health
+        self._now = now
 
     def collect(self) -> Iterator[Metric]:
-        service, model = self._service, self._service.names[0]
-        for name, words, read in _GAUGES:
-            gauge = GaugeMetricFamily(f"muro:{name}", words, labels=("model_name",))
-            gauge.add_metric((model,), read(service))
-            yield gauge
-        for name, words, read in _COUNTERS:
-            counter = CounterMetricFamily(f"muro:{name}", words, labels=("model_name",))
-            counter.add_metric((model,), read(service))
-            yield counter
-        yield self._counted(
-            "requests_refused", "Refused because a bound was reached.", "bound", service.admission.refused
-        )
-        yield self._counted("requests", "Generating requests that have ended, by how.", "outcome", service.outcomes)
-        now_ns = time.monotonic_ns()
-        engines = [engine_health(status, now_ns) for status in service.llm.engines()]
+        yield from self._counted()
+        engines = [(str(engine.rank), engine) for engine in self._health.engines]
         for name, words, find in _ENGINE_GAUGES:
-            gauge = GaugeMetricFamily(f"muro:{name}", words, labels=("model_name", "engine"))
-            for engine in engines:
-                if (value := find(engine)) is not None:
-                    gauge.add_metric((model, str(engine.rank)), value)
-            yield gauge
+            yield self._gauge(name, words, "engine", {rank: find(engine) for rank, engine in engines})
         restarts = CounterMetricFamily(
             "muro:engine_restarts", "Successors started on its rank.", labels=("model_name", "engine")
         )
-        for engine in engines:
-            restarts.add_metric((model, str(engine.rank)), engine.restarts)
+        for rank, engine in engines:
+            restarts.add_metric((self._model, rank), engine.restarts)
         yield restarts
-        gauge = GaugeMetricFamily(
-            "muro:engine_last_report_age_seconds",
-            "Since the engine's last statistics came.",
-            labels=("model_name", "engine"),
-        )
-        for rank, numbers in sorted(service.llm.metrics.engines.items()):
-            if numbers.reported_at is not None:
-                gauge.add_metric((model, str(rank)), max(0.0, now_ns / 1e9 - numbers.reported_at))
-        yield gauge
+        ages = {
+            str(rank): None if numbers.reported_at is None else max(0.0, self._now - numbers.reported_at)
+            for rank, numbers in sorted(self._numbers.serving.engines.items())
+        }
+        yield self._gauge("engine_last_report_age_seconds", "Since the engine's last statistics came.", "engine", ages)
+        if (counted_at := self._numbers.load_counted_at) is not None:
+            words = "Since the coordinator's last report of all engines' load came; of several servers the oldest."
+            age = GaugeMetricFamily("muro:load_report_age_seconds", words, labels=("model_name",))
+            age.add_metric((self._model,), max(0.0, self._now - counted_at))
+            yield age
+        for name, words, look in _SERVER_GAUGES if self._health.servers else ():
+            values = {str(server.server): look(server) for server in self._health.servers}
+            yield self._gauge(name, words, "server", values)
 
-    def _counted(self, name: str, words: str, label: str, counts: dict[str, int]) -> Metric:
-        counter = CounterMetricFamily(f"muro:{name}", words, labels=("model_name", label))
-        for key, count in sorted(counts.items()):
-            counter.add_metric((self._service.names[0], key), count)
-        return counter
+    def _counted(self) -> Iterator[Metric]:
+        numbers, model = self._numbers, self._model
+        for name, words, _ in _GAUGES:
+            gauge = GaugeMetricFamily(f"muro:{name}", words, labels=("model_name",))
+            gauge.add_metric((model,), numbers.gauges.get(name, 0))
+            yield gauge
+        for name, words, _ in _COUNTERS:
+            counter = CounterMetricFamily(f"muro:{name}", words, labels=("model_name",))
+            counter.add_metric((model,), numbers.counters.get(name, 0))
+            yield counter
+        for name, words, label, _ in _BY_WORD:
+            counter = CounterMetricFamily(f"muro:{name}", words, labels=("model_name", label))
+            for key, count in sorted(numbers.by_word.get(name, {}).items()):
+                counter.add_metric((model, key), count)
+            yield counter
+
+    def _gauge(self, name: str, words: str, label: str, values: dict[str, float | None]) -> Metric:
+        gauge = GaugeMetricFamily(f"muro:{name}", words, labels=("model_name", label))
+        for key, value in values.items():
+            if value is not None:
+                gauge.add_metric((self._model, key), value)
+        return gauge

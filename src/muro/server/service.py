@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from muro.crew.interface import Alone, Crew
 from muro.errors import EngineDeadError, MuroError, NotFoundError, OverloadedError
 from muro.llm.aio import AsyncLLM
 from muro.server.admission import Admission
@@ -35,12 +36,20 @@ class Service:
         names: what callers may call it, the best name first.
         limits: bounds of the HTTP side.
         waits: whether requests are taken while a dead engine is started again.
+        crew: the servers with the same engines; None: there is no other.
     """
 
     def __init__(
-        self, llm: AsyncLLM, names: Sequence[str], limits: HttpLimits | None = None, *, waits: bool = False
+        self,
+        llm: AsyncLLM,
+        names: Sequence[str],
+        limits: HttpLimits | None = None,
+        *,
+        waits: bool = False,
+        crew: Crew | None = None,
     ) -> None:
         self.llm = llm
+        self.crew: Crew = crew or Alone()
         llm.client.max_unread_tokens = (limits or HttpLimits()).max_unread_tokens
         self.names = list(names)
         self.limits = limits = limits or HttpLimits()

@@ -16,9 +16,11 @@ from muro.server.routes.embeddings import EmbeddingWork
 from muro.server.routes.health import HealthRoute, LivezRoute, ReadyzRoute
 from muro.server.routes.info import MetricsRoute, ModelRoute, ModelsRoute, VersionRoute
 from muro.server.routes.reception import GenerationWork, WorkRoute
+from muro.server.routes.scale import ScaleElasticEpRoute, ScaleRoute
 from muro.server.routes.tokens import TextRoute, detokenize, tokenize
 from muro.server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from muro.server.schemas.completions import Completion, CompletionRequest
+from muro.server.schemas.control import Message, Scaled, ScaleElasticEpRequest, ScaleRequest
 from muro.server.schemas.embeddings import EmbeddingList, EmbeddingRequest
 from muro.server.schemas.models import ModelCard, ModelList
 from muro.server.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -114,11 +116,22 @@ def _telling(service: Service) -> list[Entry]:
 
 
 def _controlling(service: Service) -> list[Entry]:
-    return [
+    group = "Control the engines (developer mode)"
+    scaling = [
+        Entry(
+            method="POST", path="/scale", group=group, summary="Change the number of engines",
+            handler=ScaleRoute(service), body=ScaleRequest, answer=Scaled,
+        ),
+        Entry(
+            method="POST", path="/scale_elastic_ep", group=group, summary="The same, as vLLM's server names it",
+            handler=ScaleElasticEpRoute(service), body=ScaleElasticEpRequest, answer=Message,
+        ),
+    ]  # fmt: skip
+    return scaling + [
         Entry(
             method=control.method,
             path=control.path,
-            group="Control the engines (developer mode)",
+            group=group,
             summary=control.summary,
             handler=ControlRoute(service, control),
             query=None if control.in_body else control.options,

@@ -151,6 +151,13 @@ class EndpointDirectory:
         self._lock = -1
         self._owner = 0
 
+    @classmethod
+    def attach(cls, path: str) -> EndpointDirectory:
+        """One that somebody else has made, and removes."""
+        directory = cls()
+        directory._path = path
+        return directory
+
     @property
     def path(self) -> str:
         """The directory; empty before `open` and after `close`."""

@@ -199,10 +199,16 @@ def connect_push(address: str, *, linger_ms: int = OUTPUT_LINGER_MS, send_limit:
 
 
 def connect_xsub(
-    address: str, identity: bytes | None = None, *, linger_ms: int = 0, dial: Dial = PLAIN, unlimited: bool = False
+    address: str,
+    identity: bytes | None = None,
+    *,
+    linger_ms: int = 0,
+    max_bytes: int | None = None,
+    dial: Dial = PLAIN,
+    unlimited: bool = False,
 ) -> Socket:
     """An XSUB: an engine's ear to the coordinator (with its identity), or a front-end's (without)."""
-    socket = _socket(zmq.XSUB, linger_ms, None, unlimited=unlimited)
+    socket = _socket(zmq.XSUB, linger_ms, max_bytes, unlimited=unlimited)
     if identity is not None:
         socket.setsockopt(zmq.ROUTING_ID, identity)
     return _connect(socket, address, dial)

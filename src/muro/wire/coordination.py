@@ -15,6 +15,9 @@ from muro.wire.frames import Frame
 
 SCALE_ELASTIC_EP: Final = "SCALE_ELASTIC_EP"
 
+MAX_WAVE: Final = 1 << 60
+"""Waves are counted up to here; the next one must fit into a message, too."""
+
 Count = tuple[int, int] | tuple[int, int, float]
 """(waiting, running) of one rank, from 0.27 on with its KV cache usage, 0 ... 1."""
 
@@ -61,9 +64,13 @@ def decode_publication(frame: Frame) -> Publication:
         news = _publication.decode(frame)
     except (msgspec.DecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"publication of the coordinator: {error}") from error
+    if not 0 <= news.wave <= MAX_WAVE:
+        raise RemoteProtocolError(f"publication of the coordinator: there is no wave {news.wave}")
     for count in news.counts or ():
         if not 2 <= len(count) <= 3:
             raise RemoteProtocolError(f"publication of the coordinator: {len(count)} numbers for a rank, not 2 or 3")
+        if not all(type(number) is int and number >= 0 for number in count[:2]):
+            raise RemoteProtocolError("publication of the coordinator: requests of a rank that are no number of them")
     return news
 
 

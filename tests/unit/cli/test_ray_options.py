@@ -27,5 +27,5 @@ def test_resources_without_ray() -> None:
 
 def test_ray_starts_all_engines() -> None:
     with pytest.raises(ConfigError, match="Ray starts all"):
-        ConnectConfig(ray=RayConfig(), num_local_engines=1)
+        ConnectConfig(ray=RayConfig(), num_engines=2, num_local_engines=1)
     assert ConnectConfig(ray=RayConfig(), insecure_tcp=True).host is None, "it is found out later"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from muro.clients.aio_stream import MERGE_FROM, AsyncStream, Feed
+from muro.clients.attempt import Attempt
 from muro.clients.engine import KnownEngine
-from muro.clients.session import Attempt
 from muro.errors import EngineDeadError, InvalidRequestError, SlowReaderError, UsageError
 from muro.ids import EngineRank, RequestId, WireId
 from muro.wire.output import EngineCoreOutput, FinishReason, OutputError

@@ -23,10 +23,12 @@ def fire(engine: KnownEngine, event: str) -> None:
             assert engine.died(0, GONE)
         case "replaced":
             engine.replaced_by(KnownEngine(engine.rank, Generation(engine.generation + 1)))
+        case "left":
+            engine.left(GONE)
 
 
 @pytest.mark.parametrize("state", EngineState)
-@pytest.mark.parametrize("event", ["joined", "died", "replaced"])
+@pytest.mark.parametrize("event", ["joined", "died", "replaced", "left"])
 def test_the_table_is_the_behaviour(state: EngineState, event: str) -> None:
     engine = known(state)
     if (after := TRANSITIONS.get((state, event))) is not None:

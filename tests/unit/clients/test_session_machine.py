@@ -12,9 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from muro.clients.attempt import Attempt
 from muro.clients.calls import PendingCall
 from muro.clients.engine import KnownEngine
-from muro.clients.session import Attempt, Message, Session
+from muro.clients.session import Message, Session
 from muro.errors import ClientClosedError, EngineDeadError, InvalidRequestError, MuroError, RequestFailedError
 from muro.ids import EngineRank, Generation
 from muro.wire.codec import RequestDecoder
@@ -185,9 +186,7 @@ class SessionMachine(RuleBasedStateMachine):
         if self.serving[rank]:
             return
         self.generation[rank] += 1
-        engine = KnownEngine(EngineRank(rank), Generation(self.generation[rank]))
-        self.session.replaced(engine)
-        engine.joined(None)
+        self.session.succeeded(EngineRank(rank), Generation(self.generation[rank]), None)
         self.serving[rank] = True
 
     @rule(rank=st.none() | RANKS)
@@ -238,9 +237,9 @@ class SessionMachine(RuleBasedStateMachine):
     def the_session_holds_what_the_model_holds(self) -> None:
         live = self.live()
         assert len(self.session) == len(live)
-        for rank, engine in self.session.engines.items():
+        for rank in self.session.engines:
             current = [x for x in live if x.rank == rank and x.generation == self.generation[rank]]
-            assert engine.in_flight == len(current)
+            assert self.session.fleet.in_flight(rank) == (len(current) if self.serving[rank] else 0)
         assert len(self.session.calls) == sum(len(asked.waiting) for asked in self.asked)
         for asked in self.asked:
             assert asked.call.over == asked.over and (asked.call.error is not None) == asked.failed

@@ -69,3 +69,62 @@ def test_why_a_message_was_not_taken() -> None:
     with pytest.raises(EngineDeadError, match="SIGSEGV"):
         session.refused(message, dying, elsewhere=False)
     assert session.add(ask("a"), None, 0.0)[0].engine.rank != rank
+
+
+def test_an_engine_that_is_given_up_takes_nobody_along() -> None:
+    session, sinks = new_session(3), [Sink(), Sink(), Sink()]
+    sent = [add(session, str(n), sink, data_parallel_rank=n) for n, sink in enumerate(sinks)]
+    for rank in (0, 2):
+        error = EngineDeadError(f"engine {rank} died of SIGSEGV", rank=rank)
+        session.died(EngineRank(rank), 0, error)
+        session.given_up(EngineRank(rank), error)
+    session.receive(outputs(output(sent[1].request_id, 7, finish=FinishReason.STOP), rank=1))
+    assert [sink.endings for sink in sinks] == [1, 1, 1] and not sinks[1].errors
+    assert add(session, "more", Sink())
+    with pytest.raises(EngineDeadError, match="engine 2"):
+        session.check_serving(2)
+    last = EngineDeadError("engine 1 died of SIGSEGV", rank=1)
+    session.died(EngineRank(1), 0, last)
+    session.given_up(EngineRank(1), last)
+    with pytest.raises(EngineDeadError, match="engine 1"):
+        session.check()
+
+
+def test_while_one_comes_back_nobody_is_without_hope() -> None:
+    session = new_session(2)
+    session.died(EngineRank(1), 0, EngineDeadError("killed by SIGKILL", rank=1, restarting=True))
+    gone = EngineDeadError("a crash loop", rank=0)
+    session.died(EngineRank(0), 0, gone)
+    session.given_up(EngineRank(0), gone)
+    with pytest.raises(EngineDeadError, match="SIGKILL") as caught:
+        session.check_serving()
+    assert caught.value.restarting
+
+
+def test_in_batches_requests_of_an_engine_that_is_given_up_end_in_a_batch_too() -> None:
+    session = new_session(2)
+    add(session, "a", data_parallel_rank=0)
+    gone = EngineDeadError("a crash loop", rank=0)
+    session.died(EngineRank(0), 0, gone)
+    session.given_up(EngineRank(0), gone)
+    (ended,) = batches(session)
+    assert ended.finish_reason == FinishReason.ERROR and ended.error is not None and ended.error.retryable
+
+
+def test_when_nobody_can_say_who_was_given_up_everything_ends() -> None:
+    session = new_session(2)
+    session.given_up(None, EngineDeadError("an engine has announced that it failed"))
+    with pytest.raises(EngineDeadError, match="announced"):
+        session.check()
+
+
+def test_what_a_dead_generation_had_is_not_taken_off_its_successor() -> None:
+    session = new_session()
+    old = add(session, "a")
+    session.died(EngineRank(0), 0, EngineDeadError("killed by SIGKILL", rank=0, restarting=True))
+    session.succeeded(EngineRank(0), Generation(1), READY)
+    add(session, "b")
+    assert session.fleet.in_flight(EngineRank(0)) == 1
+    assert [item.request_id for item in batches(session)] == ["a"]
+    session.receive(outputs(output(old.request_id, 1, finish=FinishReason.STOP)))
+    assert session.fleet.in_flight(EngineRank(0)) == 1

@@ -145,7 +145,7 @@ def test_last_outputs_that_wait_in_a_batch_are_not_owed() -> None:
     wire_id = rig.ask(THERE, batches=True)
     rig.session.receive(outputs(output(wire_id, 7, finish=FinishReason.LENGTH), rank=THERE))
     rig.silent.heard(THERE)
-    assert rig.session.engines[THERE].in_flight == 1
+    assert rig.session.fleet.in_flight(THERE) == 1
     rig.listen(5 * LIMIT)
     assert not rig.lost
 

@@ -54,6 +54,22 @@ def test_one_that_has_gone_is_not_counted() -> None:
         assert left.all() == []
 
 
+def test_when_all_have_gone_nothing_runs_and_nobody_has_work() -> None:
+    with coordinated(2, lockstep=True) as one:
+        engines, front_end = one.engines(2), one.front_end()
+        engines[0].reports(3, 4)
+        engines[0].says(start_wave=5)
+        front_end.news_until(lambda news: news.running and news.wave == 5)
+        front_end.news_until(lambda news: news.counts is not None and news.counts[0][:2] == [3, 4])
+        engines[1].close()
+        engines[0].close()
+        front_end.news_until(lambda news: not news.running and news.wave == 5)
+        front_end.news_until(lambda news: news.counts == [[0, 0, 0.0]] * 2)
+        fresh = one.engines(2)
+        fresh[1].says(start_wave=0)  # they begin at 0 again, and are told where the others are
+        assert fresh[0].next() == fresh[1].next() == start(5, None)
+
+
 # --- Load --------------------------------------------------------------------------------------------------------
 
 

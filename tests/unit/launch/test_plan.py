@@ -1,10 +1,12 @@
 import json
 
 import msgspec
+import pytest
 
-from muro.config import ConnectConfig, EngineConfig, RayConfig
-from muro.ids import EngineRank
-from muro.launch.plan import LaunchPlan, plan_launch
+from muro.config import ConnectConfig, EngineConfig, LockstepConfig, RayConfig
+from muro.errors import ConfigError
+from muro.ids import EngineRank, Generation
+from muro.launch.plan import LaunchPlan, plan_launch, plan_replacement
 from muro.wire.handshake import Addresses, Expected, Features
 
 ADDRESSES = Addresses(["ipc:///i"], ["ipc:///o"])
@@ -54,3 +56,45 @@ def test_what_travels_is_plain_json() -> None:
     travelled = json.loads(json.dumps(made.payload(FIRST)))
     assert msgspec.convert(travelled, EngineConfig) == made.local[FIRST]
     assert made.title(FIRST) == ["--rank", "0", "--engine", "m:F", "--model", "/models/a"]
+
+
+def test_ranks_that_begin_elsewhere() -> None:
+    made = plan(ConnectConfig(num_engines=2, start_rank=4))
+    assert list(made.local) == list(made.expected) == [4, 5]
+    assert [config.rank for config in made.local.values()] == [4, 5]
+
+
+GROUP = LockstepConfig(size=2, address="tcp://127.0.0.1:29600", token="t", interval=8)
+LOCKSTEP = ConnectConfig(num_engines=2, engine=EngineConfig(lockstep=LockstepConfig(interval=8)))
+
+
+def test_lockstep_engines_are_told_of_each_other() -> None:
+    made = plan_launch(LOCKSTEP, ADDRESSES, "ipc:///h", group=GROUP)
+    assert [config.lockstep for config in made.local.values()] == [GROUP, GROUP]
+    assert made.init.parallel_config == {
+        "data_parallel_master_ip": "127.0.0.1",
+        "data_parallel_master_port": 29600,
+        "_data_parallel_master_port_list": [29600],
+        "data_parallel_size": 2,
+    }
+    here = msgspec.structs.replace(GROUP, address="ipc:///d/group-0")
+    assert plan_launch(LOCKSTEP, ADDRESSES, "ipc:///h", group=here).init.parallel_config == {"data_parallel_size": 2}
+
+
+def test_their_successors_come_together() -> None:
+    made = plan_replacement(LOCKSTEP, [FIRST, SECOND], Generation(3), ADDRESSES, "ipc:///h", group=GROUP)
+    assert [(c.rank, c.generation, c.lockstep) for c in made.local.values()] == [(0, 3, GROUP), (1, 3, GROUP)]
+    assert list(made.expected) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"start_rank": 2}, "start_rank is 2"),
+        ({"num_local_engines": 0, "host": "127.0.0.1"}, "rank 0 is started here"),
+        ({"num_local_engines": 1, "host": "10.0.0.1", "curve_dir": "/keys"}, "in the clear"),
+    ],
+)
+def test_what_a_lockstep_group_cannot_be(given: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ConnectConfig(num_engines=2, engine=EngineConfig(lockstep=LockstepConfig()), **given)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from muro.wire.failure import ExitCode
 from tests.support.counts import count
 
 STATUS = st.sampled_from([None, -9, -11, int(ExitCode.STOPPED), int(ExitCode.CONFIG), int(ExitCode.ENGINE_FAILED)])
-RUNNING, BACKING_OFF, STARTING, GIVEN_UP = RankState
+RUNNING, BACKING_OFF, STARTING, GIVEN_UP, LEAVING = RankState
 
 
 class RestartMachine(RuleBasedStateMachine):
@@ -71,6 +71,15 @@ class RestartMachine(RuleBasedStateMachine):
             return
         self.rank.serves()
         self.state = RUNNING
+
+    @rule(sure=st.integers(0, 9))
+    def somebody_lets_it_go(self, sure: int) -> None:
+        if self.state is LEAVING:
+            with pytest.raises(InternalError):
+                self.rank.let_go()
+        elif not sure:
+            self.rank.let_go()
+            self.state = LEAVING
 
     @invariant()
     def it_is_where_the_model_is(self) -> None:

@@ -37,3 +37,13 @@ def test_nothing_is_due_once_all_are_there() -> None:
 def test_a_loss_is_for_good(presence: Presence) -> None:
     assert all(before is not Presence.LOST for before, _ in TRANSITIONS)
     assert presence in {*TRANSITIONS.values()} | {Presence.JOINING}
+
+
+def test_one_of_several_beside_us_comes_back() -> None:
+    contact = Contact(2, now=0.0, comes_back=True)
+    assert contact.due(0.0) is None and contact.late(1e9) == [], "whenever that may be"
+    contact.up(0)
+    for _ in range(3):
+        assert contact.down(0) and not contact.down(0)
+        contact.up(0)
+    assert not contact.down(1) and not contact.all_lost

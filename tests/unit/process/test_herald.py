@@ -3,7 +3,7 @@
 import tempfile
 
 from muro.process.herald import WAITING, Herald
-from muro.transport.sockets import PLAIN, bind_pull, close
+from muro.transport.sockets import bind_pull, close
 from muro.wire.codec import OutputDecoder
 from muro.wire.output import EngineCoreOutputs
 from tests.support.hosted import is_silent, receive
@@ -11,7 +11,7 @@ from tests.support.hosted import is_silent, receive
 
 def test_while_it_is_away_a_bounded_number_waits() -> None:
     with tempfile.TemporaryDirectory(prefix="he-", ignore_cleanup_errors=True) as directory:
-        herald = Herald(f"ipc://{directory}/o", PLAIN)
+        herald = Herald(f"ipc://{directory}/o")
         herald.send(EngineCoreOutputs(start_wave=1))  # not open yet: nothing happens
         herald.open()
         for wave in range(3 * WAITING):

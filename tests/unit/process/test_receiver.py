@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from muro.wire.request import EngineCoreRequest
 from tests.support.asking import FOREVER, ask
 from tests.support.deadline import until
 from tests.support.hosted import Hosted, hosted, is_silent
-from tests.support.rawpeer import ABORT, ADD, UTILITY, add_frames, failed, pack
+from tests.support.rawpeer import ABORT, ADD, UTILITY, RawClient, add_frames, failed, pack
 from tests.support.scripted import Scripted
 
 LENGTH = FinishReason.LENGTH
@@ -180,3 +181,25 @@ def test_stopping_twice_does_nothing() -> None:
         receiver.stop()
         assert receiver.failure is None
     assert engine.ended() is None
+
+
+def test_the_requests_of_a_front_end_that_has_gone_end_and_its_successor_is_served(
+    engine: Hosted, core: Refusing
+) -> None:
+    """At the same addresses, without another greeting; what the old one had still sent ends, too."""
+    stays, goes = engine.clients
+    stays.add(ask("mine", FOREVER))
+    goes.add(*(ask(f"r{n}", FOREVER) for n in range(20)))
+    until(lambda: len(core.held) == 21)
+    for generation in range(1, 4):
+        goes.add(*(ask(f"late{generation}-{n}", FOREVER) for n in range(50)))
+        goes.close()
+        until(lambda: set(core.held) == {"mine"}, what="nobody is worked for who has gone")
+        goes = engine.clients[1] = RawClient(1, goes.directory)
+        until(partial(goes.reaches, ["nobody"]), what="the engine has dialled again")
+        goes.add(ask(f"short{generation}", 3, [1, 2]), *(ask(f"r{generation}-{n}", FOREVER) for n in range(20)))
+        goes.finish(f"short{generation}")
+        assert goes.tokens[f"short{generation}"] == [1, 2, 1]
+        until(lambda: len(core.held) == 21)
+    stays.read_until(lambda: stays.tokens.get("mine"))
+    assert "mine" not in stays.ended

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from muro.clients.interface import EngineStatus
+from muro.crew.interface import ServerStatus
 from muro.errors import LOG_FOLLOWS
 from muro.ids import EngineRank
-from muro.server.health import engine_health
+from muro.server.health import ServerHealth, engine_health, server_health
 from muro.wire.progress import Progress
 
 
@@ -33,3 +36,12 @@ def test_of_an_engine_that_was_started_elsewhere_there_is_no_percent() -> None:
 def test_log_lines_of_a_dead_engine_are_not_shown() -> None:
     status = EngineStatus(rank=EngineRank(0), state="dead", error=f"it has died{LOG_FOLLOWS}\nsecret")
     assert engine_health(status, 0).error == "it has died. Its last lines are in the server's log"
+
+
+def test_of_several_servers_each_is_told_and_who_answers() -> None:
+    status = ServerStatus(index=1, state="serving", pid=os.getpid(), generation=2, since=10.0)
+    other = ServerStatus(index=0, state="restarting", generation=1)
+    assert server_health(status, 15 * 10**9) == ServerHealth(
+        server=1, state="serving", pid=os.getpid(), generation=2, uptime=5.0, answering=True
+    )
+    assert server_health(other, 0) == ServerHealth(server=0, state="restarting", generation=1)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from muro.ids import EngineRank
-from muro.observe.metrics import ChoiceClock, ServingMetrics
-from muro.server.metrics import Exposition
+from muro.observe.metrics import ChoiceClock, Numbers, ServingMetrics
+from muro.server.health import EngineHealth, Health, QueueHealth, ServerHealth
+from muro.server.metrics import ServingCollector, page
+from muro.server.own_metrics import OwnCollector
 
 
 def values(metrics: ServingMetrics, in_flight: dict[EngineRank, int]) -> dict[tuple[str, str], float]:
-    page = Exposition(metrics, "m", lambda: in_flight).text().decode()
+    numbers = Numbers(serving=metrics, in_flight=in_flight)
+    text = page([ServingCollector(numbers, "m")], process=True).decode()
     found = {}
-    for family in text_string_to_metric_families(page):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.labels.get("model_name") == "m":
                 rest = {**sample.labels, "model_name": ""}
@@ -44,3 +47,35 @@ def test_the_names_that_dashboards_read() -> None:
     assert found["vllm:request_time_per_output_token_seconds_sum", "0"] == 0.5
     assert found["vllm:e2e_request_latency_seconds_bucket", "+Inf"] == 1
     assert found["vllm:request_queue_time_seconds_sum", "0"] == 0.1
+
+
+def test_numbers_of_our_own_and_of_several_servers() -> None:
+    numbers = Numbers(
+        gauges={"connections": 3},
+        counters={"slow_heads": 2},
+        by_word={"requests_refused": {"tokens": 4}},
+    )
+    numbers.serving.engine_report(EngineRank(1), 1, 1, 0.5, 1, 1, now=90.0)
+    health = Health(
+        status="ok",
+        engines=[EngineHealth(rank=0, state="serving", uptime=7.0), EngineHealth(rank=1, state="restarting")],
+        queue=QueueHealth(0, 0),
+        servers=[ServerHealth(server=0, state="serving", uptime=5.0), ServerHealth(server=1, state="restarting")],
+    )
+    lines = page([OwnCollector(numbers, "m", health, 100.0)], process=False).decode().splitlines()
+    assert not any(line.startswith("process_") for line in lines)
+    for line in (
+        'muro:connections{model_name="m"} 3.0',
+        'muro:connections_limit{model_name="m"} 0.0',
+        'muro:slow_heads_total{model_name="m"} 2.0',
+        'muro:requests_refused_total{bound="tokens",model_name="m"} 4.0',
+        'muro:engine_up{engine="0",model_name="m"} 1.0',
+        'muro:engine_up{engine="1",model_name="m"} 0.0',
+        'muro:engine_uptime_seconds{engine="0",model_name="m"} 7.0',
+        'muro:engine_last_report_age_seconds{engine="1",model_name="m"} 10.0',
+        'muro:server_up{model_name="m",server="0"} 1.0',
+        'muro:server_up{model_name="m",server="1"} 0.0',
+        'muro:server_uptime_seconds{model_name="m",server="0"} 5.0',
+    ):
+        assert line in lines
+    assert not any('server_uptime_seconds{model_name="m",server="1"' in line for line in lines)

@@ -283,3 +283,13 @@ def test_a_forked_copy_removes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_other_machines_in_the_clear_are_refused_by_their_address(address: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(address.removesuffix(':0'))} is not on this machine only"):
         check_clear(address, False)
+
+
+def test_who_is_attached_to_a_directory_removes_nothing(tmp_path: Path) -> None:
+    with EndpointDirectory(str(tmp_path)) as made:
+        attached = EndpointDirectory.attach(made.path)
+        assert ipc_endpoint(attached, "role") == ipc_endpoint(made, "role")
+        attached.close()
+        attached.close()
+        assert os.path.isdir(made.path)
+    assert not os.path.exists(made.path)

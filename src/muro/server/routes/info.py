@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from importlib.metadata import version
 from urllib.parse import unquote
 
 from muro.errors import NotFoundError
-from muro.ids import EngineRank
 from muro.server.exchange import Exchange
-from muro.server.metrics import CONTENT_TYPE, Exposition
-from muro.server.own_metrics import OwnCollector
+from muro.server.health import health
+from muro.server.metrics import CONTENT_TYPE, ServingCollector, page
+from muro.server.own_metrics import OwnCollector, numbers_of
 from muro.server.schemas.models import ModelCard, ModelList
 from muro.server.service import Service
 
@@ -51,13 +52,17 @@ class MetricsRoute:
     """`GET /metrics`, for Prometheus."""
 
     def __init__(self, service: Service) -> None:
-        def in_flight() -> dict[EngineRank, int]:
-            return {status.rank: status.in_flight for status in service.llm.engines()}
-
-        self._exposition = Exposition(service.llm.metrics, service.names[0], in_flight, OwnCollector(service))
+        self._service = service
 
     async def __call__(self, exchange: Exchange) -> None:
-        await exchange.reply(200, self._exposition.text(), {"content-type": CONTENT_TYPE})
+        service, model = self._service, self._service.names[0]
+        numbers = await service.crew.add_up(numbers_of(service))
+        now = time.monotonic()
+        found = health(service, int(now * 1e9))
+        collectors = (ServingCollector(numbers, model), OwnCollector(numbers, model, found, now))
+        # Of several servers it would be another one's each time.
+        text = page(collectors, process=not found.servers)
+        await exchange.reply(200, text, {"content-type": CONTENT_TYPE})
 
 
 def _card(service: Service, name: str) -> ModelCard:

@@ -7,7 +7,7 @@ a bound in memory or in time. A caller who leaves ends it at any stage.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -112,7 +112,7 @@ class GenerationWork(Generic[R]):
 
     async def answer(self, exchange: Exchange, body: bytes, ticket: Ticket, deadlines: Deadlines) -> str:
         service, dialect = self._service, self._dialect
-        rank = asked_rank(exchange.header(_RANK))
+        rank = asked_rank(exchange.header(_RANK), lambda: [engine.rank for engine in self._service.llm.engines()])
         async with deadlines.enforced(), service.reading(len(body)):
             request = decode_request(body, dialect.request_type)
             if request.timeouts is not None:
@@ -149,12 +149,16 @@ def structure_named(request: GenerationOptions) -> Iterator[None]:
         raise type(error)(message, param=structure.option) from error
 
 
-def asked_rank(text: str | None) -> int | None:
-    """The engine that the header `X-data-parallel-rank` names. Raises InvalidRequestError for what is no number."""
+def asked_rank(text: str | None, ranks: Callable[[], Sequence[int]]) -> int | None:
+    """The engine that the header `X-data-parallel-rank` names. Raises InvalidRequestError for what is no number.
+
+    `ranks` gives those that there are, to be told.
+    """
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= MAX_RANK):
-        raise InvalidRequestError(f"{RANK} is {text[:40]!r}; it is the number of an engine", param=RANK)
+        known = ", ".join(map(str, ranks()))
+        raise InvalidRequestError(f"{RANK} is {text[:40]!r}; it is the number of an engine: {known}", param=RANK)
     return int(text)
 
 

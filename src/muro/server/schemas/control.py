@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from muro.clients.scaling import DRAIN_TIMEOUT
+
 PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of running requests: they end, are waited for, or stand still."""
 
@@ -54,6 +56,32 @@ class CollectiveRpcResponse(msgspec.Struct):
     """What each executor gave, engine by engine."""
 
     results: list[Any]
+
+
+class ScaleRequest(msgspec.Struct, kw_only=True):
+    """How many engines there shall be; those that leave get `drain_timeout` seconds for what they have."""
+
+    engines: int
+    drain_timeout: Annotated[float, msgspec.Meta(ge=0)] = DRAIN_TIMEOUT
+
+
+class Scaled(msgspec.Struct):
+    """Which engines serve now."""
+
+    ranks: list[int]
+
+
+class ScaleElasticEpRequest(msgspec.Struct, kw_only=True):
+    """The same by the names of vLLM's server."""
+
+    new_data_parallel_size: int
+    drain_timeout: Annotated[float, msgspec.Meta(ge=0)] = DRAIN_TIMEOUT
+
+
+class Message(msgspec.Struct):
+    """What has happened."""
+
+    message: str
 
 
 class IsSleeping(msgspec.Struct):
