@@ -327,6 +327,21 @@ def test_calls_of_llm() -> None:
         assert shown(llm.generate(prompts, params)) == undisturbed
 
 
+def test_who_is_cut_off_by_an_engine_that_leaves_goes_on_elsewhere() -> None:
+    async def test() -> None:
+        async with await start(engines=2) as llm:
+            undisturbed = await asyncio.gather(*(told(llm, number) for number in range(8)))
+            streams = asyncio.gather(*(told(llm, number) for number in range(8)))
+            async with asyncio.timeout(20):
+                while min(status.in_flight for status in llm.engines()) < 4:  # noqa: ASYNC110 - they are sent in this loop
+                    await asyncio.sleep(0.002)
+            await llm.client.scale(1, drain_timeout=0)
+            assert await streams == undisturbed
+            assert llm.metrics.replayed == 4 and [status.rank for status in llm.engines()] == [0]
+
+    asyncio.run(test())
+
+
 def test_with_two_engines_a_batch_does_not_wait_for_a_restart() -> None:
     slow = RestartPolicy(policy="on-failure", backoff_first=40, backoff_max=40)
     engine = EngineConfig(engine="sim", options=SIM, log_level="ERROR")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +21,7 @@ from muro.errors import InternalError
 from muro.testing.hashing import HashingExecutor
 from muro.wire.output import EngineCoreOutput, EventType
 from muro.wire.request import SamplingParams
+from tests.support.counts import count, spread
 from tests.support.lagging import LaggingExecutor
 from tests.unit.core.test_stepper import Case, cases, drive, shown
 
@@ -87,7 +87,7 @@ def events(outputs: dict[str, list[EngineCoreOutput]], kind: EventType) -> int:
     return sum(event.type == kind for one in outputs.values() for output in one for event in output.events or ())
 
 
-COMBINATIONS = list(product([True, False], [True, False], [True, False], [True, False], [1, 2, 7, 16, 64]))
+COMBINATIONS = spread([True, False], [True, False], [True, False], [True, False], [1, 2, 7, 16, 64])
 
 
 @pytest.mark.parametrize(("prefix", "chunked", "tiny", "ahead", "batch"), COMBINATIONS)
@@ -122,7 +122,7 @@ def test_every_combination_gives_what_a_request_gets_alone(
     prefix=st.booleans(),
     ahead=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=count(40, 80), deadline=None)
 def test_same_outputs_in_any_company(
     requests: list[Case],
     block_size: int,

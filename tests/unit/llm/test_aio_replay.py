@@ -55,7 +55,7 @@ samplings = st.builds(
 
 @pytest.mark.timeout(600)
 @given(sampling=samplings, prompt=st.lists(tokens, min_size=1, max_size=8), prompt_logprobs=st.sampled_from([None, 1]))
-@settings(max_examples=count(8, 300), deadline=None)
+@settings(max_examples=count(4, 300), deadline=None)
 def test_cut_at_every_position_it_reads_the_same(
     sampling: SamplingParams, prompt: list[int], prompt_logprobs: int | None
 ) -> None:
@@ -83,12 +83,13 @@ texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 stops = st.lists(st.sampled_from(["é", "☃a", "aa", "🙂", "é☃", "a"]), max_size=2)
 
 
+@pytest.mark.timeout(600)
 @given(
     asked=st.lists(st.tuples(texts, samplings, stops, st.booleans(), st.integers(1, 3)), min_size=1, max_size=5),
     deaths=st.lists(st.integers(0, 40), max_size=4, unique=True),
     blocks=st.integers(15, 40),
 )
-@settings(max_examples=count(15, 1000), deadline=None)
+@settings(max_examples=count(8, 1000), deadline=None)
 def test_texts_are_those_of_an_undisturbed_run(
     asked: list[tuple[str, SamplingParams, list[str], bool, int]], deaths: list[int], blocks: int
 ) -> None:

@@ -74,6 +74,12 @@ def test_old_reports_say_nothing() -> None:
     assert chosen(balancer, 2, STALE_AFTER) == [0, 0]
 
 
+def test_a_clock_that_is_set_back_makes_no_report_last() -> None:
+    balancer = Balancer(RANKS, clients=2)
+    balancer.report([[9, 9], [0, 0], [0, 0], [0, 0]], 1000.0)
+    assert chosen(balancer, 4, 10.0) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("counts", [[], [[1]], [[-5, -5]] * 4, [[1, 1]] * 400, [[]] * 4])
 def test_reports_that_make_no_sense_do_no_harm(counts: list[list[int | float]]) -> None:
     balancer = Balancer(RANKS, clients=2)

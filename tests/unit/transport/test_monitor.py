@@ -78,9 +78,9 @@ def test_who_dials_hears_it_too(kept: ExitStack, notes: Notes) -> None:
     dealer = connect_dealer(bound_address(bound), b"\0\0", prepare=notes.watch)
     kept.callback(close, dealer, 0)
     assert send_nowait(dealer, [b"hello"])
-    until(lambda: notes.kinds() == [Change.UP])
+    until(lambda: notes.kinds() == [Change.DIALLED, Change.UP])
     close(bound, 0)
-    until(lambda: notes.kinds()[:2] == [Change.UP, Change.DOWN])
+    until(lambda: notes.kinds()[:3] == [Change.DIALLED, Change.UP, Change.DOWN])
 
 
 def test_who_speaks_another_language_is_told_apart(kept: ExitStack, notes: Notes) -> None:

@@ -16,6 +16,7 @@ from muro.core.sampling.noise import Noise, gumbel, noise_key
 from muro.core.sampling.options import sampling
 from muro.core.sampling.settings import ThinkingMarkers
 from muro.wire.request import SamplingParams
+from tests.support.counts import count
 from tests.support.sampling import plain_distribution, plain_filtered, plain_forced, plain_scores, plain_token
 
 VOCAB = 40
@@ -131,7 +132,7 @@ def quantile(freedom: int) -> float:
     ids="+".join,
 )
 def test_draws_follow_the_softmax(option: dict[str, object], vary: str) -> None:
-    number, vocab = 20_000, 32
+    number, vocab = count(8_000, 20_000), 32
     row = rows(1, vocab, seed=1, spread=1.0)[0]
     prompt, output = [1, 2, 3, 3], [3, 8, 8, 9, 9]
     params = SamplingParams(max_tokens=None, **option)  # type: ignore[arg-type]
