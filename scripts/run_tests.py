@@ -1,7 +1,7 @@
 """Run the test suite in a few pytest processes at once: most tests wait for processes far more than they compute.
 
-Each group is an ordinary pytest run over whole files, so nothing is shared between them. What a group prints is shown
-when it ends; what it fails on is therefore never mixed with another one's. The last line sums the groups up as
+Each lot is an ordinary pytest run over whole files, so nothing is shared between them. What a lot prints is shown
+when it ends; what it fails on is therefore never mixed with another one's. The last line sums the lots up as
 pytest's own last line does.
 
     python scripts/run_tests.py [ARGUMENTS OF PYTEST ...]
@@ -17,25 +17,30 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 TESTS = Path(__file__).parent.parent / "tests"
 NOTHING_COLLECTED = 5
+PROCESS_LOTS = 10
+"""Into so many lots go the files of tests that start processes, neighbours into different ones: they are alike."""
+AT_ONCE = 5
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|deselected|warnings?)")
 _CLOSING = re.compile(r"^(=+ )?\d+ \w+.* in [\d.]+s", re.MULTILINE)
 
 
-def groups() -> list[list[Path]]:
-    """What runs at the same time; about as long each."""
+def lots() -> list[list[Path]]:
+    """What one pytest process runs; the longest first, and none so long that the others wait for it in the end."""
     processes = sorted((TESTS / "process").glob("test_*.py"))
-    early = [path for path in processes if path.name < "test_r"]
-    wire = [path for path in processes if path.name.startswith("test_wire")]
-    late = [path for path in processes if path not in (*early, *wire)]
+    rooms = sorted(path for path in (TESTS / "unit").iterdir() if path.is_dir() or path.name.startswith("test_"))
+    rooms = [path for path in rooms if path.name != "__pycache__"]
+    core = [path for path in rooms if path.name in ("core", "llm")]
     return [
-        [TESTS / "process" / "cases", TESTS / "contract"],
-        [TESTS / "api", *early],
-        late,
-        wire,  # waits for silent peers most of the time
-        [TESTS / "unit"],
+        [TESTS / "process" / "cases"],
+        core,
+        [path for path in rooms if path not in core],
+        *(processes[first::PROCESS_LOTS] for first in range(PROCESS_LOTS)),
+        [TESTS / "contract"],
+        [TESTS / "api"],
     ]
 
 
@@ -55,17 +60,19 @@ def closing_line(counts: Counter[str], seconds: float) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run all groups; returns 0 if none failed and some test ran."""
+    """Run all lots; returns 0 if none failed and some test ran."""
     began = time.monotonic()
     total: Counter[str] = Counter()
     codes: list[int] = []
-    running = []
-    for paths in groups():
-        output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when its group has ended
-        command = [sys.executable, "-m", "pytest", *map(str, paths), "-p", "no:cacheprovider", *arguments]
-        running.append((subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT), output))
+    waiting = lots()
+    running: list[tuple[subprocess.Popen[bytes], IO[str]]] = []
     try:
-        while running:
+        while running or waiting:
+            while waiting and len(running) < AT_ONCE:
+                output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when its lot has ended
+                paths = map(str, waiting.pop(0))
+                command = [sys.executable, "-m", "pytest", *paths, "-p", "no:cacheprovider", *arguments]
+                running.append((subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT), output))
             for one in list(running):
                 process, output = one
                 if process.poll() is None:

@@ -1,4 +1,4 @@
-"""`muro bench`: the wall, a server, its profile, the bare model, the scheduler."""
+"""`muro bench`: the wall, a server, its profile, the bare model, the scheduler, several ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from muro.cli.help import Command
 from muro.cli.options import flags, pairs
 
-HELP = """Measure: the wall itself, any OpenAI-compatible server, the bare model, the scheduler.
+HELP = """Measure: the wall itself, any OpenAI-compatible server, the bare model, the scheduler, several ranks.
 
 \b
 Examples:
@@ -22,6 +22,7 @@ Examples:
     muro bench restart
     muro bench executor "$(muro pull demo)"
     muro bench scheduler
+    muro bench ranks
 """
 
 
@@ -84,6 +85,17 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Flags of `muro bench scheduler`."""
 
     steps: Annotated[int, typer.Option(min=100, help="Tokens of each request.")] = 400
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind; the median counts.")] = 3
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+
+
+class RanksOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags of `muro bench ranks`."""
+
+    ranks: Annotated[int, typer.Option(min=2, help="Engines.")] = 4
+    streams_per_rank: Annotated[int, typer.Option(min=1, help="Streams at once on each.")] = 16
+    step_ms: Annotated[float, typer.Option(min=0.1, help="Milliseconds of a simulated step.")] = 10.0
+    tokens: Annotated[int, typer.Option(min=16, help="Tokens of each stream.")] = 256
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind; the median counts.")] = 3
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
@@ -154,10 +166,20 @@ def scheduler(options: SchedulerOptions) -> None:
     print(json.dumps(result) if options.json else measure.text(result))
 
 
+@flags(RanksOptions)
+def ranks(options: RanksOptions) -> None:
+    """What several simulated engines are worth, and what the death of one costs the others."""
+    from muro.bench import ranks as measure
+
+    values = {name: value for name, value in msgspec.structs.asdict(options).items() if name != "json"}
+    result = measure.run(measure.Ranks(**values), _progress)
+    print(json.dumps(result) if options.json else measure.text(result))
+
+
 def make_app() -> typer.Typer:
     """The group of commands."""
     app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
-    for command in (wall, serve, profile, restart, executor, scheduler):
+    for command in (wall, serve, profile, restart, executor, scheduler, ranks):
         app.command(command.__name__, cls=Command, help=command.__doc__)(command)
     return app
 

@@ -13,6 +13,7 @@ by successors as for any other client, and what their supervisor tells is passed
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -40,8 +41,9 @@ from muro.wire.failure import ExitCode
 log = logging.getLogger(__name__)
 
 MAX_SERVERS = 64
-_TICK = 0.2
-"""Seconds between two looks at how engines are; it is memory, and is passed on only if it has changed."""
+_TICK, _IDLE_TICK = 0.2, 1.0
+"""Seconds between two looks at how engines are; the second if nothing had moved at the last one. It is memory, and is
+passed on only if it has changed; events of engines and servers are heard at once."""
 _LAST_WORDS = 10.0
 """Seconds that servers get to end beside their patience with callers."""
 _SIGNAL_GRACE = 0.5
@@ -121,6 +123,7 @@ class _Crew:
         self._joined: set[int] = set()
         """Servers that wait for the engines, or have heard of them."""
         self._standing: Standing | None = None
+        self._news = asyncio.Event()
         self.serving: Serving | None = None
         """The last word of a server that began to serve."""
 
@@ -149,9 +152,13 @@ class _Crew:
         asked: asyncio.Future[Any] = asyncio.ensure_future(self._stops.asked())
         over: asyncio.Future[Any] = self._servers.over
         try:
+            for ending in (asked, over):
+                ending.add_done_callback(lambda ended: self._news.set())
             while not asked.done() and not over.done() and exit_code(client) is ExitCode.STOPPED:
-                self._stand()
-                await asyncio.wait({asked, over}, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED)
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_TICK if self._stand() else _IDLE_TICK):
+                        await self._news.wait()
             to_be_asked = asked.done() or over.done()
         finally:
             asked.cancel()
@@ -219,6 +226,7 @@ class _Crew:
         return self._start(membership)
 
     def _server_ended(self, index: int) -> None:
+        self._news.set()
         self._joined.discard(index)
         self._lines.forget(index)
         self._counting.ended(index)
@@ -232,6 +240,7 @@ class _Crew:
             case Serving():
                 self.serving = word
                 self._servers.serves(index, generation)
+                self._news.set()
             case Counted():
                 self._counting.counted(index, word.numbers)
             case CountAll():
@@ -245,15 +254,18 @@ class _Crew:
 
     def _tell(self, event: EngineEvent) -> None:
         self._lines.say_to_all(self._joined, event)
+        self._news.set()
 
-    def _stand(self) -> None:
-        """Tell all servers how everybody is, if that has changed."""
+    def _stand(self) -> bool:
+        """Tell all servers how everybody is, if that has changed; whether it has."""
         if self._engines is None:
-            return
+            return False
         present = self._present(self._engines)
-        if self._standing is None or _moved(present, self._standing):
-            self._standing = present
-            self._lines.say_to_all(self._joined, present)
+        if self._standing is not None and not _moved(present, self._standing):
+            return False
+        self._standing = present
+        self._lines.say_to_all(self._joined, present)
+        return True
 
     def _present(self, engines: Engines) -> Standing:
         return Standing(engines.statuses(), self._servers.statuses(), time.monotonic())

@@ -43,10 +43,8 @@ class _Server:
         """When the process that runs began to serve."""
         self.came_up = False
         """Whether any process of this place has ever served."""
-
-    @property
-    def runs(self) -> bool:
-        return self.child is not None and self.child.poll() is None
+        self.runs = False
+        """Whether there is a process now, as far as was heard: asking the system would cost an idle parent its rest."""
 
     def status(self) -> ServerStatus:
         state = "serving" if self.since is not None else "restarting" if self.came_up else "starting"
@@ -141,13 +139,14 @@ class Servers:
 
     def _begin(self, server: _Server) -> None:
         child = server.child = self._start(server.index, server.restarts.generation)
+        server.runs = True
         self._loop.add_reader(child.sentinel, self._ended, server, child)
 
     def _ended(self, server: _Server, child: Child) -> None:
         """The process of a server is no more."""
         self._loop.remove_reader(child.sentinel)
         child.poll()
-        server.since = None
+        server.runs, server.since = False, None
         self._on_end(server.index)
         if self._stopping:
             self._look_whether_all_ended()

@@ -152,6 +152,13 @@ class Line:
             if lane.held is not None and lane.move() and socket is not None:
                 self._pump.add(socket, self._handlers[lane])
 
+    def catch_up(self) -> None:
+        """Pass on what the engine has said."""
+        if not self.closed and self.ending is None:
+            while self._up.move():
+                pass
+            self._move(self._up)  # if one is held, it is seen to
+
     def end(self, *, near: bool) -> None:
         """One side has gone: deliver what it said, then let the other one see it."""
         if self.closed or self.ending is not None:

@@ -329,6 +329,9 @@ class Link:
             if line.ending is None and not line.closed and (line.near_lost or line.far_lost):
                 who = self.name if line.near_lost else f"front-end {line.client}"
                 self._event(f"{who} has closed the input of {self.name}", line.client)
+                for other in self.lines:
+                    if other.client == line.client and line.near_lost:
+                        other.catch_up()  # its last words, before the front-end sees that it has gone
                 line.end(near=line.near_lost)
         all_gone = all(line.closed or line.ending is not None for line in inputs)
         for line in self.lines:

@@ -73,6 +73,7 @@ def test_fc56_levels_of_the_parent_count(kept: Kept) -> None:
     with connect(engine=ENGINE) as client:
         say(client, logging.DEBUG, "wanted here")
         say(client, logging.DEBUG, "but not there", name="others")
+        until(lambda: "wanted here" in kept.said())
         logging.getLogger("third.party").setLevel(logging.ERROR)  # also when it is changed later
         say(client, logging.WARNING, "no longer")
     assert kept.said() == ["a warning while it loads", "wanted here"]
