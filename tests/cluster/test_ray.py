@@ -48,7 +48,7 @@ def test_a_node_dies_and_its_rank_is_placed_again() -> None:
     assert facts["generations"] == [0, 1]
     assert "is lost: its " in facts["error"]
     assert not facts["old_alive"] and not facts["left"]
-    assert facts["noticed"] < 10
+    assert facts["noticed"] < 20  # Ray itself misses a node after up to 15 s
 
 
 def test_deaths_hangs_and_logs() -> None:
