@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.leaks import Belongings, claim_session, left_behind
 
@@ -18,6 +19,9 @@ _session_directory = pytest.StashKey[Path]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_session_directory] = claim_session()
+    # How long an example takes is the machine's business, and it is shared.
+    settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("shared")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

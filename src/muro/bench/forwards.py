@@ -23,6 +23,7 @@ from muro.wire.request import EngineCoreRequest, SamplingParams
 
 Kind = Literal["none", "sleeping", "burning", "releasing", "holding"]
 
+_LOOKS = 5
 _CALIBRATION = 0.05  # seconds spent per look at how much work fits into a step
 
 
@@ -145,11 +146,11 @@ def _fit(work: Callable[[int], object], seconds: float, *, start: int) -> int:
     """The amount of work that takes `seconds`: the fastest of several looks counts, others were disturbed."""
     amount = start
     for _ in range(4):
-        best = float("inf")
+        best, looks = float("inf"), 0
         until = perf_counter() + _CALIBRATION
-        while perf_counter() < until or best == float("inf"):
+        while perf_counter() < until or looks < _LOOKS:
             begin = perf_counter()
             work(amount)
-            best = min(best, perf_counter() - begin)
+            best, looks = min(best, perf_counter() - begin), looks + 1
         amount = max(1, round(amount * seconds / best))
     return amount

@@ -157,6 +157,7 @@ class ObjectsParser:
             self._text, self._call = text, CallReader(self._outside.calls, self._names)
         else:
             self._plain = True
+            self._text = text if self._outside.calls else self._text  # what separates calls is no content
         return True
 
 

@@ -18,7 +18,7 @@ def test_a_forward_takes_about_as_long_as_asked(kind: Kind) -> None:
         start = perf_counter()
         forward()
         times.append(perf_counter() - start)
-    assert 0.0005 < min(times) < 0.02
+    assert 0.0002 < min(times) < 0.2
 
 
 def test_steps_echo_and_are_timed() -> None:

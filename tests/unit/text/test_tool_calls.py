@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muro.text.call_reader import ToolCallPiece
@@ -114,6 +114,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
+@example(form="llama3_json", fragments=['{"name": "time", "arguments": ', ";", "<tool_call>"], cuts=[])
 @given(st.sampled_from(sorted(PARSERS)), st.lists(FRAGMENTS, max_size=12), st.lists(st.integers(0, 60), max_size=6))
 def test_no_text_depends_on_how_it_is_cut(form: str, fragments: list[str], cuts: list[int]) -> None:
     text = "".join(fragments)
