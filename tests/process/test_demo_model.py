@@ -23,6 +23,7 @@ from muro.text.chat import load_chat_template
 from muro.text.tokenizer import load_tokenizer
 from muro.wire.output import EngineCoreOutput
 from muro.wire.request import EngineCoreRequest, SamplingParams
+from tests.support.counts import count
 from tests.support.openvino_models import log_softmax, part, step
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -58,25 +59,25 @@ def test_tokens_and_chats(demo: Path) -> None:
     assert tokenizer.bos_token_id == golden["meta"]["bos_token_id"]
 
 
-def compare(model: Executor) -> tuple[list[float], float]:
-    """Margins of the steps where another token is best, and the largest difference of a log-probability."""
-    missed, worst = [], 0.0
+def compare(model: Executor) -> tuple[list[float], int, float]:
+    """Margins of the steps where another token is best, their number, the largest difference of a log-probability."""
+    missed, steps, worst = [], 0, 0.0
     table = list(range(8))
-    for case in json.loads((GOLDEN / "greedy.json").read_text())["cases"]:
+    for case in json.loads((GOLDEN / "greedy.json").read_text())["cases"][: count(4, 100)]:
         ids, end = case["prompt_ids"] + case["output_ids"], len(case["prompt_ids"])
         start = 0
         for reference in case["steps"]:
             logits = log_softmax(step(model, part(ids, start, end, table)))[0]
-            start, end = end, end + 1
+            start, end, steps = end, end + 1, steps + 1
             if logits.argmax() != reference["token"]:
                 missed.append(reference["margin"])
             worst = max(worst, *(abs(logits[token] - value) for token, value in reference["top5"]))
-    return missed, worst
+    return missed, steps, worst
 
 
 @pytest.mark.slow
 def test_f16_is_the_reference(demo: Path) -> None:
-    missed, worst = compare(load(demo, "f16", "f16"))
+    missed, _, worst = compare(load(demo, "f16", "f16"))
     assert all(margin <= 0.02 for margin in missed)
     assert worst <= 0.05
 
@@ -120,7 +121,7 @@ def test_log_probabilities_of_prompts_and_outputs_are_those_of_the_reference(dem
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["f16", "u8"])
 def test_int8_differs_at_near_ties_only(demo: Path, cache: str) -> None:
-    missed, worst = compare(load(demo, "int8", cache))
+    missed, steps, worst = compare(load(demo, "int8", cache))
     assert all(margin < 0.5 for margin in missed)
-    assert len(missed) < 23  # of 230
+    assert len(missed) < steps / 10
     assert np.isfinite(worst)

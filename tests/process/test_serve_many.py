@@ -8,10 +8,11 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx
+import psutil
 import pytest
 
 from muro.transport.endpoint import remove_stale
@@ -47,6 +48,13 @@ def running(server: Server) -> int:
     return sum(engine["running"] for engine in healths(server)["engines"])
 
 
+def busiest(pids: Sequence[int]) -> tuple[int, int]:
+    """Place and process of the server with the most connections: the kernel gives them to whoever is first."""
+    connections = [len(psutil.Process(pid).net_connections("tcp")) for pid in pids]
+    index = connections.index(max(connections))
+    return index, pids[index]
+
+
 async def started(
     url: str, number: int, tokens: int, rank: int | None = None
 ) -> tuple[list[Stream], list[asyncio.Task[Stream]]]:
@@ -80,10 +88,10 @@ def test_each_stream_gets_its_own_tokens() -> None:
 def test_a_killed_server_takes_its_own_streams_alone() -> None:
     """Engines stop working for it; it is replaced, and its successor has all engines, also those replaced before."""
 
-    async def scenario(server: Server) -> None:
+    async def scenario(server: Server) -> int:
         streams, tasks = await started(server.url, 40, 10_000)
         until(lambda: running(server) == 40)
-        victim = server_pids(server)[1]
+        index, victim = busiest(server_pids(server))
         os.kill(victim, signal.SIGKILL)
         process_ended(victim)
         await until_async(lambda: any(task.done() for task in tasks), what="streams of the killed server have ended")
@@ -95,21 +103,22 @@ def test_a_killed_server_takes_its_own_streams_alone() -> None:
 
         await until_async(others_went_on, what="the others went on")
         lost = sum(task.done() for task in tasks)
-        assert 0 < lost < 40 and not any(stream.whole or stream.error for stream in streams)
+        assert lost > 0 and not any(stream.whole or stream.error for stream in streams)
         await until_async(serving_again(server, 3), within=60, what="the server is replaced")
         await until_async(lambda: running(server) == 40 - lost, what="engines work for those who are there")
         assert sum(task.done() for task in tasks) == lost
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        return index
 
     with crew(3, 2, *PACED, *PATIENT) as server:
         pids = engine_pids(server)
         os.kill(pids[1], signal.SIGKILL)
         until(lambda: healths(server)["engines"][1]["generation"] == 1 and healths(server)["status"] == "ok", within=30)
-        asyncio.run(scenario(server))
+        index = asyncio.run(scenario(server))
         heard = everybodys(server, 3)
-        assert [each["generation"] for each in heard[1]["servers"]] == [0, 1, 0]
+        assert [each["generation"] for each in heard[1]["servers"]] == [int(n == index) for n in range(3)]
         assert {tuple(e["pid"] for e in health["engines"]) for health in heard.values()} == {tuple(engine_pids(server))}
         assert engine_pids(server)[0] == pids[0], "no engine has noticed"
         until(lambda: running(server) == 0, what="nothing is left behind")
@@ -120,7 +129,7 @@ def test_a_killed_server_takes_its_own_streams_alone() -> None:
 
         asyncio.run(ask())
         assert {(stream.text, stream.whole) for stream in ranks} == {("to each", True)}
-        assert "server 1 has died, and is replaced" in server.errors()
+        assert f"server {index} has died, and is replaced" in server.errors()
 
 
 def test_a_server_that_somebody_asked_to_stop_drains_and_is_replaced() -> None:

@@ -277,7 +277,10 @@ def test_a_burst_of_native_words_is_refused_nothing(nursery: Nursery, megabytes:
     child = nursery("write_natively", bytes=megabytes * 1_000_000)
     assert child.wait(30)
     assert child.poll() == 0, child.log_tail()
-    assert child.log_tail().splitlines()[-2:] == ["x" * 99, "the end"]
+    assert "x" * 99 in child.log_tail().splitlines()
+    log = child._parts.log
+    # If a lap began at that moment, its place may have changed; and the lap may still be going on.
+    until(lambda: b"the end" in os.pread(log, os.lseek(log, 0, os.SEEK_CUR), 0).splitlines())
 
 
 @pytest.mark.parametrize("target", ["write_holding_lock", "print_lines"])

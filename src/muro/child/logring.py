@@ -17,7 +17,8 @@ Invariants:
   own); whoever does not get it leaves the work to the other.
 - What a native writer adds while the position is being set back is found behind the old position, where all was
   zero, and moved: its place in the order of lines may change, nothing more.
-- The parent reads at explicit offsets, and what it reads does not depend on who sets back meanwhile.
+- The parent reads at explicit offsets, and the tail only when nobody sets back: what came meanwhile is not in its
+  place yet.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +42,7 @@ LOOK_EVERY = 0.5
 TAIL_BYTES = 16 << 10
 """At most so much of the log goes into an error message."""
 _CHUNK = 64 << 10
+_LAP_PATIENCE = 0.5
 
 
 def create_log() -> int:
@@ -51,7 +54,23 @@ def create_log() -> int:
 
 
 def read_tail(descriptor: int, lines: int) -> str:
-    """The last `lines` lines of a log, at most `TAIL_BYTES` bytes of them."""
+    """The last `lines` lines of a log, at most `TAIL_BYTES` bytes of them. Waits a little for a lap that begins."""
+    with _own_description(descriptor) as own:
+        _await_lap(own)
+        return _tail(descriptor, lines)
+
+
+def _await_lap(own: int) -> None:
+    """Until nobody sets back, and nobody will while `own` is open; but who sets back may have been stopped."""
+    deadline = time.monotonic() + _LAP_PATIENCE
+    while time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(own, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        time.sleep(_LAP_PATIENCE / 100)
+
+
+def _tail(descriptor: int, lines: int) -> str:
     end = os.lseek(descriptor, 0, os.SEEK_CUR)
     start = max(0, end - TAIL_BYTES)
     text = os.pread(descriptor, end - start, start).replace(b"\0", b"")
