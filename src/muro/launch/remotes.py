@@ -35,6 +35,8 @@ from muro.wire.handshake import Addresses, Expected, Features, FrontendHandshake
 
 log = logging.getLogger(__name__)
 
+_SAME_MOMENT = 1.0
+"""Seconds between the end of a connection and an announcement that explains it, at most."""
 _JOIN_TIMEOUT = 3.0
 _REFUSAL_PAUSE = 0.005
 """Seconds of this thread's life that each refused word costs, so that a flood of them takes nobody else's time."""
@@ -103,6 +105,8 @@ class Remotes:
         self._waiting: dict[tuple[EngineRank, Generation], Socket] = {}
         self._verdicts: deque[tuple[EngineRank, EngineDeadError]] = deque()
         self._announced = False
+        self._unexplained: tuple[EngineDeadError | None, float] = None, 0.0
+        """The last loss that nobody has announced."""
         self._refused = 0
         self._absent: set[EngineRank] = set()
         """Those whose loss was published, and no successor since."""
@@ -130,7 +134,13 @@ class Remotes:
 
     def announced(self) -> bool:
         """An engine has announced its death, nobody knows which; whether the end of its connection will tell."""
-        self._announced = True
+        (error, lost_at), self._unexplained = self._unexplained, (None, 0.0)
+        if error is not None and self._clock() - lost_at < _SAME_MOMENT:
+            # Its connection ended first, seen from here; nobody has been told yet, for last outputs are read before.
+            error.message = _loss(error.rank, announced=True)
+            error.args = (error.message,)
+        else:
+            self._announced = True
         return self.awaits_successors
 
     def take_for_dead(self, rank: EngineRank, error: EngineDeadError) -> None:
@@ -205,11 +215,9 @@ class Remotes:
             self._pump.remove(successor.arrivals.socket)
             successor.arrivals.close()
         if error is None:
-            how = "it announced that it failed, and " if self._announced else ""
-            self._announced = False
-            error = EngineDeadError(
-                f"engine {rank} (started elsewhere) is lost: {how}its connection has ended", rank=rank
-            )
+            announced, self._announced = self._announced, False
+            error = EngineDeadError(_loss(rank, announced=announced), rank=rank)
+            self._unexplained = (None if announced else error), self._clock()
         error.generation = one.generation
         if entrance is None:
             log.error("%s", error.message)
@@ -333,3 +341,8 @@ def _says_hello(payload: Frame) -> bool:
 
 
 _HELLO = msgspec.Raw(msgspec.msgpack.encode("HELLO"))
+
+
+def _loss(rank: int | None, *, announced: bool) -> str:
+    how = "it announced that it failed, and " if announced else ""
+    return f"engine {rank} (started elsewhere) is lost: {how}its connection has ended"
