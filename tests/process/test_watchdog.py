@@ -80,13 +80,13 @@ def read_for(client: SyncMPClient, seconds: float) -> None:
 
 
 def check(kind: str, witness: Witness, began: float, told: float) -> None:
-    ((at, event),) = witness.of(EngineStalled)
+    ((at, event),) = until(lambda: witness.of(EngineStalled))
     took = at - began
     print(f"\n{kind}: limit {LIMIT} s, verdict after {took:.2f} s, callers told after {told:.2f} s: {event.words}")
     assert took <= LIMIT + SLACK and told <= LIMIT + SLACK + 1
     # The last progress may lie before the harm, but not by more than it takes to look at it.
     assert took >= LIMIT - 0.5
-    ((_, death),) = witness.of(EngineDied)
+    ((_, death),) = until(lambda: witness.of(EngineDied))
     assert event.words in death.error.message
 
 
