@@ -123,9 +123,7 @@ def test_more_requests_than_were_recorded_end_as_well(hidden: Path) -> None:
 
             done = list(callers.map(lengths, range(10)))
         out, _ = player.communicate(timeout=30)
-    assert sorted(done)[-5:] == [6] * 5, (
-        "five are answered as recorded, one as the aborted one, the others end in error"
-    )
+    assert done.count(6) >= 5, "five are answered as recorded, one as the aborted one, the others end in error"
     assert "one request more than was recorded" in out and player.returncode == 1
 
 
