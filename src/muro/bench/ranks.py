@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from muro.bench.sampling import median, percentile
+from muro.bench.sampling import median, spread
 from muro.clients.aio import AsyncMPClient
 from muro.clients.connect import connect_async
 from muro.config import ConnectConfig, EngineConfig, RestartPolicy
@@ -127,17 +127,11 @@ async def _kill_one(client: AsyncMPClient, plan: Ranks) -> dict[str, Any]:
     await client.wait_serving(engine=0)
     back = time.perf_counter() - killed_at
     return {
-        "quiet_ms": _spread(gaps[False]),
-        "killed_ms": _spread(gaps[True]),
+        "quiet_ms": spread(gaps[False], 2),
+        "killed_ms": spread(gaps[True], 2),
         "disturbed": disturbed,
         "back_s": round(back, 2),
     }
-
-
-def _spread(samples: list[float]) -> dict[str, float]:
-    return {
-        "p50": round(median(samples), 2), "p99": round(percentile(samples, 99), 2), "max": round(max(samples), 2)
-    }  # fmt: skip
 
 
 def text(result: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from muro.bench.sampling import median, percentile
+from muro.bench.sampling import spread
 from muro.clients.aio import AsyncMPClient
 from muro.clients.connect import connect_async
 from muro.config import ConnectConfig, EngineConfig, RestartPolicy
@@ -60,9 +60,9 @@ async def _run(kills: Kills, progress: Callable[[str], None]) -> dict[str, Any]:
             await client.wait_serving()
             serving.append(time.perf_counter() - killed)
     return {
-        "told_ms": _spread([took * 1000 for times in told for took in times]),
-        "last_told_ms": _spread([max(times) * 1000 for times in told if times]),
-        "serving_s": _spread(serving),
+        "told_ms": spread([took * 1000 for times in told for took in times], 3),
+        "last_told_ms": spread([max(times) * 1000 for times in told if times], 3),
+        "serving_s": spread(serving, 3),
         "kills": kills.kills,
         "streams": kills.streams,
         "untold": kills.streams * kills.kills - sum(map(len, told)),
@@ -95,12 +95,6 @@ async def _kill(client: AsyncMPClient, streams: int) -> tuple[float, list[float]
         os.kill(pid, signal.SIGKILL)
     await asyncio.gather(*tasks)
     return killed, times
-
-
-def _spread(samples: list[float]) -> dict[str, float]:
-    return {
-        "p50": round(median(samples), 3), "p99": round(percentile(samples, 99), 3), "max": round(max(samples), 3)
-    }  # fmt: skip
 
 
 def text(result: dict[str, Any]) -> str:

@@ -26,6 +26,12 @@ def spread_us(seconds: Sequence[float]) -> dict[str, float]:
     return {"p50": round(percentile(seconds, 50) * 1e6, 1), "p99": round(percentile(seconds, 99) * 1e6, 1)}
 
 
+def spread(samples: Sequence[float], digits: int) -> dict[str, float]:
+    """`{"p50": ..., "p99": ..., "max": ...}` of samples, in their own unit."""
+    found = {"p50": median(samples), "p99": percentile(samples, 99), "max": max(samples)}
+    return {name: round(value, digits) for name, value in found.items()}
+
+
 def take_turns(turns: Mapping[str, Turn], rounds: int, progress: Callable[[str], None]) -> None:
     """Let each probe have its turn, `rounds` times over; `progress` hears who is at work."""
     for number in range(rounds):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -215,7 +215,7 @@ def _link(
         coordination = Coordination(parallel.stats_address, lockstep=config.lockstep)
         undo.callback(coordination.close)
         coordination.open()
-    timeout, layout = config.close_timeout, _layout(started)
+    timeout, layout = config.close_timeout, layout_of(started.responses.values())
     link = Link(doors, supervisor, replacer, traffic, layout, timeout, remotes, parallel, coordination)
     link.fixed = _why_fixed(config, parallel)
     return link
@@ -268,11 +268,18 @@ def _session(started: Started, config: ConnectConfig, client: ClientIndex = _FIR
     for rank, ready in started.responses.items():
         engines[rank] = KnownEngine(rank)
         engines[rank].joined(ready)
+    return session_over(engines, balancer_for(started.responses.values(), started.responses, config), config, client)
+
+
+def session_over(
+    engines: Mapping[EngineRank, KnownEngine], balancer: Balancer, config: ConnectConfig, client: ClientIndex
+) -> Session:
+    """The session of a client whose engines may have had another one before, or have others now."""
     # Random beginnings: answers meant for an earlier client of engines that live on are nobody's.
     return Session(
         engines,
         nonce=secrets.token_hex(4),
-        balancer=balancer_for(started.responses.values(), started.responses, config),
+        balancer=balancer,
         client_index=client,
         first_call=secrets.randbits(40) + 1,
         largest=config.engine.limits.max_message_bytes,
@@ -305,7 +312,7 @@ def balancer_for(
     return Balancer(ranks, clients=clients, client_index=index, prefix=prefix)
 
 
-def _layout(started: Started) -> Layout:
+def layout_of(engines: Iterable[ReadyResponse]) -> Layout:
     """In which layout the engines write: ours the newest, others that of their release (all run the same one)."""
-    foreign = [ready.vllm_version for ready in started.responses.values() if ready.muro is None]
+    foreign = [ready.vllm_version for ready in engines if ready.muro is None]
     return layout_of_engine(foreign[0]) if foreign else NEWEST

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from muro.clients.aio import AsyncMPClient
-from muro.clients.connect import OnProgress, balancer_for
+from muro.clients.connect import OnProgress, balancer_for, layout_of, session_over
 from muro.clients.coordination import Coordination
 from muro.clients.engine import KnownEngine
 from muro.clients.link import Link
@@ -38,7 +37,6 @@ from muro.errors import EngineDeadError, StartupError
 from muro.ids import EngineRank
 from muro.launch.events import EngineReplaced
 from muro.observe.metrics import Numbers
-from muro.wire.releases import NEWEST, Layout, layout_of_engine
 
 _DIAL_PATIENCE = 30.0
 """Seconds that engines which serve get to dial a server that has just opened its doors."""
@@ -79,7 +77,8 @@ class Member:
             self._line.say(Joining(self._membership.index, self._membership.generation))
             words = (await self._begun).engines
             engines = {word.rank: await _known(word, doors, standin) for word in words}
-            layout, timeout = _layout(engines.values()), config.close_timeout
+            layout = layout_of(engine.ready for engine in engines.values() if engine.ready is not None)
+            timeout = config.close_timeout
             coordination = _coordination(engines.values())
             undo.pop_all()
         link = Link(doors, standin, doors, Traffic(), layout, timeout, coordination=coordination)
@@ -118,16 +117,9 @@ class Member:
 
     def _session(self, engines: dict[EngineRank, KnownEngine], config: ConnectConfig) -> Session:
         serving = {rank: engine.ready for rank, engine in engines.items() if engine.ready is not None}
-        return Session(
-            engines,
-            nonce=secrets.token_hex(4),
-            balancer=balancer_for(
-                serving.values(), serving, config, clients=self._membership.servers, index=self._membership.index
-            ),
-            client_index=self._membership.index,
-            first_call=secrets.randbits(40) + 1,
-            largest=config.engine.limits.max_message_bytes,
-        )
+        ours = self._membership
+        balancer = balancer_for(serving.values(), serving, config, clients=ours.servers, index=ours.index)
+        return session_over(engines, balancer, config, ours.index)
 
     def _hear(self, word: ToServer) -> None:
         match word:
@@ -172,9 +164,3 @@ def _coordination(engines: Iterable[KnownEngine]) -> Coordination | None:
     if not said or (address := said[0].dp_stats_address) is None:
         return None
     return Coordination(address, lockstep=said[0].data_parallel_size > 1).open()
-
-
-def _layout(engines: Iterable[KnownEngine]) -> Layout:
-    """In which layout the engines write; see `clients.connect`."""
-    foreign = [e.ready.vllm_version for e in engines if e.ready is not None and e.ready.muro is None]
-    return layout_of_engine(foreign[0]) if foreign else NEWEST
