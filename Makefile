@@ -76,7 +76,7 @@ bench: $(SERVE)
 	@$(BIN)/muro bench wall $(ARGS)
 
 cases: $(TEST)
-	@MURO_FULL_COUNTS=1 $(BIN)/pytest $(SUITE) -m cases $(ARGS)
+	@MURO_FULL_COUNTS=1 $(BIN)/pytest $(SUITE) -m "cases or slow" $(ARGS)
 
 fuzz: $(FUZZ)
 	@$(BIN)/python -m fuzz $(ARGS)

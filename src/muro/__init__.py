@@ -101,7 +101,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("muro")
+        return importlib.import_module("muro.version").VERSION
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'muro' has no attribute {name!r}")

@@ -41,7 +41,7 @@ NEAR = 0.02
 SEED = int(os.environ.get("MURO_CHAOS_SEED", "11"))
 TOPICS = ("rain", "an old clock", "the sea", "a lost dog", "bread", "a chess game", "winter", "the number seven")
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(5400)]
 
 
 class Told(msgspec.Struct):

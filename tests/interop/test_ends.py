@@ -66,7 +66,6 @@ def test_an_engine_that_is_killed_is_not_noticed(doomed: Pair) -> None:
     assert doomed.front.status("/health") == 200
 
 
-@pytest.mark.slow
 @limit("engine death, kill -9", SMG, reason="SMG takes an engine for dead once it has owed answers for 300 s")
 @pytest.mark.timeout(700)
 def test_an_engine_that_is_killed_is_noticed_late(doomed: Pair) -> None:

@@ -5,7 +5,6 @@ import pytest
 from muro.bench.ranks import Ranks, run, text
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_every_figure_is_there_and_can_be_read() -> None:
     result = run(Ranks(ranks=2, streams_per_rank=2, step_ms=2.0, tokens=100, rounds=1, killed_streams=8))

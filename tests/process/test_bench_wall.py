@@ -17,7 +17,6 @@ def leaves(value: Any) -> Iterator[float]:
         yield value
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_every_figure_is_there_and_can_be_read() -> None:
     said: list[str] = []

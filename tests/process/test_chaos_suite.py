@@ -8,7 +8,7 @@ from tests.chaos.__main__ import main
 from tests.chaos.run import Plan, run
 from tests.chaos.world import World
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.parametrize("policy", ["fail", "replay"])

@@ -63,7 +63,7 @@ def compare(model: Executor) -> tuple[list[float], int, float]:
     """Margins of the steps where another token is best, their number, the largest difference of a log-probability."""
     missed, steps, worst = [], 0, 0.0
     table = list(range(8))
-    for case in json.loads((GOLDEN / "greedy.json").read_text())["cases"][: count(4, 100)]:
+    for case in json.loads((GOLDEN / "greedy.json").read_text())["cases"][: count(2, 100)]:
         ids, end = case["prompt_ids"] + case["output_ids"], len(case["prompt_ids"])
         start = 0
         for reference in case["steps"]:
@@ -75,17 +75,15 @@ def compare(model: Executor) -> tuple[list[float], int, float]:
     return missed, steps, worst
 
 
-@pytest.mark.slow
 def test_f16_is_the_reference(demo: Path) -> None:
     missed, _, worst = compare(load(demo, "f16", "f16"))
     assert all(margin <= 0.02 for margin in missed)
     assert worst <= 0.05
 
 
-@pytest.mark.slow
 def test_log_probabilities_of_prompts_and_outputs_are_those_of_the_reference(demo: Path) -> None:
     """Through the engine, in chunks, all cases at once; an output is compared up to its first near-tie."""
-    cases = json.loads((GOLDEN / "greedy.json").read_text())["cases"]
+    cases = json.loads((GOLDEN / "greedy.json").read_text())["cases"][: count(5, 100)]
     engine = StepperEngine(load(demo, "f16", "f16"), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=50))
     for number, case in enumerate(cases):
         params = SamplingParams(
@@ -115,11 +113,10 @@ def test_log_probabilities_of_prompts_and_outputs_are_those_of_the_reference(dem
             assert len(found.keys() & expected.keys()) >= 4
             assert all(abs(found[i] - expected[i]) <= 0.05 for i in found.keys() & expected.keys())
             compared += 1
-    assert compared > 150
+    assert compared > count(70, 150)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cache", ["f16", "u8"])
+@pytest.mark.parametrize("cache", [pytest.param("f16", marks=pytest.mark.slow), "u8"])
 def test_int8_differs_at_near_ties_only(demo: Path, cache: str) -> None:
     missed, steps, worst = compare(load(demo, "int8", cache))
     assert all(margin < 0.5 for margin in missed)

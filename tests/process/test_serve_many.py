@@ -171,6 +171,7 @@ def test_an_engine_is_replaced_under_all_servers() -> None:
             assert {health["engines"][0]["generation"] for health in heard.values()} == {generation}
 
 
+@pytest.mark.slow
 def test_lockstep_engines_come_back_together_under_all_servers() -> None:
     async def scenario(server: Server) -> None:
         streams = [Stream(server.url, "say it again", 4000, rank=number % 2) for number in range(12)]
@@ -344,6 +345,7 @@ def test_fc23_many_servers_at_once() -> None:
     print(f"\n{number} servers: ready in {ready - began:.1f} s, ended in {time.monotonic() - asked:.1f} s")
 
 
+@pytest.mark.slow
 def test_fc45_idle_servers_are_idle() -> None:
     seconds = count(3, 60)
     with crew(4, 2, "--engine", "echo") as server:

@@ -77,6 +77,7 @@ def test_what_each_level_gives_back(client: Any, record_property: Any) -> None:
     assert back < full + 60, figures
 
 
+@pytest.mark.slow
 def test_who_comes_while_it_sleeps_is_served_when_it_wakes(client: Any) -> None:
     client.call(ops.SLEEP, 2, "abort")
     answers: list[list[int]] = []
@@ -89,6 +90,7 @@ def test_who_comes_while_it_sleeps_is_served_when_it_wakes(client: Any) -> None:
     assert answers == [tokens(client, "late")]
 
 
+@pytest.mark.slow
 def test_frozen_streams_go_on(client: Any) -> None:
     expected = tokens(client, "whole")
     stream = client.generate(ask("frozen", 8, PROMPT, temperature=0.0))

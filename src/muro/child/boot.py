@@ -16,6 +16,7 @@ Invariants:
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -58,6 +59,8 @@ def main() -> int:
         traceback.print_exc()
         _leave_record(config["failure_fd"], phase, error)
         return STARTUP_FAILED if phase else ENGINE_FAILED
+    finally:
+        gc.freeze()  # else the interpreter looks for cycles in all that it is about to drop
 
 
 def _read_config(descriptor: int) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from muro.parallel.balance import Balancer
 from muro.parallel.prefix import PrefixIndex
 from muro.transport.sockets import Socket
 from muro.transport.wakeup import Wakeup
+from muro.version import VERSION
 from muro.wire.handshake import HEARTBEAT, Addresses, Features, ReadyResponse
 from muro.wire.releases import NEWEST, Layout, layout_of_engine
 
@@ -258,9 +259,7 @@ def _remotes(
 
 
 def _features() -> Features:
-    from importlib.metadata import version  # 30 ms, which only who starts engines shall pay
-
-    return Features(version("muro"), [HEARTBEAT])
+    return Features(VERSION, [HEARTBEAT])
 
 
 def _session(started: Started, config: ConnectConfig, client: ClientIndex = _FIRST) -> Session:

@@ -27,6 +27,7 @@ from muro.launch.startup import start
 from muro.transport import sockets
 from muro.transport.sockets import Socket
 from muro.transport.wakeup import Wakeup
+from muro.version import VERSION
 from muro.wire.handshake import Features
 
 
@@ -56,8 +57,6 @@ class Replacer:
     ) -> Replacements:
         """Start the next generation of ranks, all behind the same doors. Raises StartupError, ConfigError; nothing is
         left then."""
-        from importlib.metadata import version  # 30 ms, which only who starts engines shall pay
-
         rank = ranks[0]
         with contextlib.ExitStack() as undo:
             # Whoever is connected needs the files no more; without this each death would leave two behind.
@@ -73,7 +72,7 @@ class Replacer:
                     generation,
                     self._parallel.addresses(self._doors.addresses_with(inputs, rank, generation)),
                     sockets.bound_address(handshake),
-                    Features(version("muro")),
+                    Features(VERSION),
                     self._keys,
                     self._parallel.group(generation),
                 )

@@ -13,13 +13,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from importlib.metadata import version
 
 import msgspec
 
 from muro.cluster.report import Hosted, Order, Report
 from muro.errors import ConfigError, UsageError
 from muro.launch.spawn import Child, spawn
+from muro.version import VERSION
 
 REPORT_EVERY = 0.2
 """Seconds that a report waits for the end of the engine."""
@@ -66,8 +66,8 @@ class RankHost:
     def start(self, order: bytes) -> bytes:
         """Start the engine; returns `Hosted`. Raises ConfigError, StartupError."""
         what = msgspec.msgpack.decode(order, type=Order)
-        if what.version != version("muro"):
-            raise ConfigError(f"this machine has muro {version('muro')} and the front-end {what.version}; install one")
+        if what.version != VERSION:
+            raise ConfigError(f"this machine has muro {VERSION} and the front-end {what.version}; install one")
         child = self._child = spawn(
             what.target,
             what.payload,

@@ -21,7 +21,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
 from muro.cluster.handle import RankHandle
@@ -34,6 +33,7 @@ from muro.errors import ConfigError, EngineDeadError, MissingExtraError, Startup
 from muro.ids import EngineRank
 from muro.launch.plan import LaunchPlan
 from muro.observe.log import Thresholds
+from muro.version import VERSION
 
 _CALLS_AT_ONCE = 4
 """A report, a stack dump, a request to stop, a kill."""
@@ -80,7 +80,7 @@ class RayCluster:
 
     def start(self, plan: LaunchPlan, rank: EngineRank) -> RankHandle:
         order = Order(
-            version=version("muro"),
+            version=VERSION,
             target=plan.target,
             payload=plan.payload(rank),
             title=plan.title(rank),

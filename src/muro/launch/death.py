@@ -6,12 +6,13 @@ import signal
 
 import msgspec
 
-from muro.errors import LOG_FOLLOWS, ConfigError, CrashLoopError, EngineDeadError, StartupError
+from muro.errors import LOG_FOLLOWS, ConfigError, CrashLoopError, EngineDeadError, MissingExtraError, StartupError
 from muro.launch.restart import Decision
-from muro.wire.failure import FailureRecord, describe_exit
+from muro.wire.failure import ExitCode, FailureRecord, describe_exit
 
 UNKNOWN_STATUS = 255
 """Stands for an exit status that another part of this program collected before we could."""
+_WRONG_SETTINGS = (ConfigError.code, MissingExtraError.code)
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,19 +60,24 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     def details(self) -> str:
         """The failure that it reported, if any, and the last lines of its log; a wrong setting says all by itself."""
         cause = f". Cause: {self.failure.kind}: {self.failure.message}" if self.failure else ""
-        if self.failure is not None and self.failure.kind == ConfigError.__name__:
+        if self._is_wrongly_set():
             return cause
         log = f"{LOG_FOLLOWS}\n{self.log_tail}" if self.log_tail else ". It wrote no log"
         return cause + log
 
+    def _is_wrongly_set(self) -> bool:
+        return self.failure is not None and self.failure.code in _WRONG_SETTINGS
+
     def startup_error(self, rank: int | None, why: str = "") -> StartupError:
         """The error of a start that failed with this child; `why` replaces the account of how it ended."""
+        # One that has reported a wrong setting may take its time to end; whether to try again does not hang on that.
+        status = ExitCode.CONFIG if self.status is None and self._is_wrongly_set() else self.status
         return StartupError(
             f"{self.name} did not start: {why or self.how()}{self.details()}",
             rank=rank,
             phase=self.phase,
             pid=self.pid,
-            exit_status=self.status,
+            exit_status=status,
             log_tail=self.log_tail,
         )
 

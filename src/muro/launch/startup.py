@@ -39,7 +39,7 @@ _LOOK_EVERY_MS = 200
 """Progress pages and failure records are memory, which cannot be polled; everything else wakes us at once."""
 REMIND_EVERY = 5.0
 """Seconds after which those who are still missing are told again."""
-_FAILING_GRACE = 0.5
+_FAILING_GRACE = 2.0
 """Seconds for a child that has reported its failure to end by itself, so that its exit status can be told."""
 _REFUSED_KEPT = 4
 _NAMED = 4

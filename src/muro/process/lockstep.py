@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import NoReturn
 
 import msgspec
@@ -26,6 +25,7 @@ from muro.process.queues import InputQueue
 from muro.process.reports import LoadReports
 from muro.transport.endpoint import tcp_endpoint
 from muro.transport.wakeup import Wakeup
+from muro.version import VERSION
 from muro.wire.handshake import Init
 from muro.wire.output import EngineCoreOutputs
 
@@ -149,7 +149,7 @@ def group_settings(config: EngineConfig, init: Init) -> EngineConfig:
 def group_hash(config: EngineConfig) -> str:
     """What must be the same for all ranks of a group, as 64 hexadecimal digits: front-ends compare them."""
     group = config.lockstep
-    same = [config.engine, *([] if group is None else [group.size, group.interval]), version("muro")]
+    same = [config.engine, *([] if group is None else [group.size, group.interval]), VERSION]
     return hashlib.sha256(msgspec.json.encode(same)).hexdigest()
 
 

@@ -12,7 +12,6 @@ import gc
 import os
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 
 from muro.config import EngineConfig, LockstepConfig
 from muro.engine.admission import Admission
@@ -38,6 +37,7 @@ from muro.transport.page import ProgressPage
 from muro.transport.pump import Pump
 from muro.transport.sockets import Dial
 from muro.transport.wakeup import Wakeup
+from muro.version import VERSION
 from muro.wire.frames import identity_of
 from muro.wire.handshake import HEARTBEAT, Features, Init, ReadyResponse
 from muro.wire.request import RESUMED_TOKENS, SAMPLING_OPTIONS
@@ -327,7 +327,7 @@ def ready_response(info: EngineInfo, init: Init, rank: int = 0, group: LockstepC
         kv_cache_size_tokens=info.kv_cache_size_tokens,
         dp_stats_address=init.addresses.frontend_stats_publish_address,
         dtype=info.dtype,
-        vllm_version=f"muro-{version('muro')}",
+        vllm_version=f"muro-{VERSION}",
         world_size=1,
         data_parallel_size=1 if group is None else group.size,
         data_parallel_rank=0 if group is None else rank,
@@ -344,4 +344,4 @@ def _features(info: EngineInfo) -> Features:
         RESUMED_TOKENS: info.understands_resumed_tokens,
         SAMPLING_OPTIONS: info.honours_sampling_options,
     }
-    return Features(version("muro"), [name for name, holds in promised.items() if holds])
+    return Features(VERSION, [name for name, holds in promised.items() if holds])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 from muro.server.errors import ErrorBody
 from muro.server.exchange import JSON, Exchange
 from muro.server.table import Entry
+from muro.version import VERSION
 
 _REF = "#/components/schemas/{name}"
 _PAGE_HEADERS = {
@@ -43,7 +43,7 @@ def document(entries: Sequence[Entry], model: str, *, keyed: bool) -> dict[str, 
         paths.setdefault(path, {})[entry.method.lower()] = _operation(entry, path)
     whole: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": f"muro: {model}", "version": version("muro"), "description": _ABOUT},
+        "info": {"title": f"muro: {model}", "version": VERSION, "description": _ABOUT},
         "paths": paths,
         "components": {"schemas": schemas},
     }

@@ -148,7 +148,14 @@ def test_fc26_no_more_files_to_be_had() -> None:
 
 @pytest.mark.cases
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("longest", ["within the limit", "longer", "second signal"])
+@pytest.mark.parametrize(
+    "longest",
+    [
+        pytest.param("within the limit", marks=pytest.mark.slow),
+        pytest.param("longer", marks=pytest.mark.slow),
+        "second signal",
+    ],
+)
 def test_fc31_a_rolling_update_cuts_nothing_short(longest: str) -> None:
     """FC-31: streams end by themselves, new requests are refused on old and new connections, status 0."""
     tokens, limit = 300, 8 if longest == "longer" else 30
@@ -292,7 +299,7 @@ def test_fc47_large_bodies_hold_nobody_up(tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}<|start|>{{ m['role'] }} {{ m['content'] }}<|end|>{% endfor %}")
     words = ("--tokenizer", str(tmp_path), "--chat-template", str(template))
-    content = "hello world " * (27_000_000 // 12)
+    content = "hello world " * (count(9_000_000, 27_000_000) // 12)
     chat = json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 4}).encode()
     port = free_port()
     with Server("--engine", "paced", "--engine-option", "step_ms=20", "--health-port", str(port), *words) as server:
@@ -303,7 +310,7 @@ def test_fc47_large_bodies_hold_nobody_up(tmp_path: Path) -> None:
             with watched(server) as seen, watched(server, door=f"http://127.0.0.1:{port}") as apart:
                 large: list[Future[httpx.Response]] = [
                     pool.submit(httpx.post, f"{server.url}/v1/chat/completions", content=chat, timeout=120)
-                    for _ in range(10)
+                    for _ in range(count(4, 10))
                 ]
                 # Larger than any context that is left after the engine's length; or too many at once.
                 assert {answer.result().status_code for answer in large} <= {400, 503}

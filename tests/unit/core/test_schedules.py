@@ -18,7 +18,7 @@ from tests.support.counts import count
 from tests.support.scheduling import Arrival, Run, Schedule
 
 PARTS = 40
-SCHEDULES = count(8_000, 20_000)
+SCHEDULES = count(4_000, 20_000)
 
 
 def random_schedule(rng: random.Random) -> Schedule:
@@ -116,6 +116,6 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @given(schedules())
-@settings(max_examples=count(200, 500), deadline=None)
+@settings(max_examples=count(100, 500), deadline=None)
 def test_random_schedules_that_shrink(schedule: Schedule) -> None:
     Run(schedule).finish()

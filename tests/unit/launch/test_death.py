@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from muro.errors import ConfigError
+from muro.errors import ConfigError, MissingExtraError
 from muro.launch.death import UNKNOWN_STATUS, Death
-from muro.wire.failure import FailureRecord
+from muro.wire.failure import ExitCode, FailureRecord
 
 
 def death(**changes: Any) -> Death:
@@ -62,6 +62,14 @@ def test_a_wrong_setting_is_told_once() -> None:
     failure = FailureRecord.of("loading", ConfigError("there is no option 'x'"))
     message = str(death(failure=failure).startup_error(0))
     assert message.endswith("Cause: ConfigError: there is no option 'x'")
+
+
+@pytest.mark.parametrize("error", [ConfigError("no option 'x'"), MissingExtraError("engine 'openvino'", "openvino")])
+def test_a_wrong_setting_is_one_before_its_process_has_ended(error: ConfigError) -> None:
+    failure = FailureRecord.of("loading", error)
+    assert death(status=None, failure=failure).startup_error(0).exit_status == ExitCode.CONFIG
+    assert death(status=-9, failure=failure).startup_error(0).exit_status == -9
+    assert death(status=None, failure=FailureRecord.of("loading", OSError("disk"))).startup_error(0).exit_status is None
 
 
 def test_another_reason_replaces_the_ending() -> None:

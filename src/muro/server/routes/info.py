@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from urllib.parse import unquote
 
 from muro.errors import NotFoundError
@@ -13,13 +12,14 @@ from muro.server.metrics import CONTENT_TYPE, ServingCollector, page
 from muro.server.own_metrics import OwnCollector, numbers_of
 from muro.server.schemas.models import ModelCard, ModelList
 from muro.server.service import Service
+from muro.version import VERSION
 
 
 class VersionRoute:
     """`GET /version`."""
 
     def __init__(self) -> None:
-        self._version = version("muro")
+        self._version = VERSION
 
     async def __call__(self, exchange: Exchange) -> None:
         await exchange.reply_json(200, {"version": self._version})
