@@ -21,8 +21,9 @@ from typing import IO
 
 TESTS = Path(__file__).parent.parent / "tests"
 NOTHING_COLLECTED = 5
-PROCESS_LOTS = 10
+PROCESS_LOTS = 20
 """Into so many lots go the files of tests that start processes, neighbours into different ones: they are alike."""
+UNIT_LOTS = CASE_LOTS = 3
 AT_ONCE = 5
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|deselected|warnings?)")
 _CLOSING = re.compile(r"^(=+ )?\d+ \w+.* in [\d.]+s", re.MULTILINE)
@@ -33,11 +34,10 @@ def lots() -> list[list[Path]]:
     processes = sorted((TESTS / "process").glob("test_*.py"))
     rooms = sorted(path for path in (TESTS / "unit").iterdir() if path.is_dir() or path.name.startswith("test_"))
     rooms = [path for path in rooms if path.name != "__pycache__"]
-    core = [path for path in rooms if path.name in ("core", "llm")]
+    cases = sorted((TESTS / "process" / "cases").glob("test_*.py"))
     return [
-        [TESTS / "process" / "cases"],
-        core,
-        [path for path in rooms if path not in core],
+        *(rooms[first::UNIT_LOTS] for first in range(UNIT_LOTS)),
+        *(cases[first::CASE_LOTS] for first in range(CASE_LOTS)),
         *(processes[first::PROCESS_LOTS] for first in range(PROCESS_LOTS)),
         [TESTS / "contract"],
         [TESTS / "api"],

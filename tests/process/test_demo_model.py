@@ -75,6 +75,7 @@ def compare(model: Executor) -> tuple[list[float], int, float]:
     return missed, steps, worst
 
 
+@pytest.mark.slow
 def test_f16_is_the_reference(demo: Path) -> None:
     missed, _, worst = compare(load(demo, "f16", "f16"))
     assert all(margin <= 0.02 for margin in missed)

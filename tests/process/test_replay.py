@@ -172,7 +172,12 @@ def test_unseeded_requests_get_all_their_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "deaths"), [("step:signal=SIGSEGV", 3), ("step:raise", 3), ("step:signal=SIGKILL", 5)]
+    ("fault", "deaths"),
+    [
+        ("step:signal=SIGSEGV", 3),
+        pytest.param("step:raise", 3, marks=pytest.mark.slow),
+        pytest.param("step:signal=SIGKILL", 5, marks=pytest.mark.slow),
+    ],
 )
 def test_a_poisonous_request_is_given_up_and_its_neighbours_are_served(fault: str, deaths: int) -> None:
     async def test() -> None:

@@ -199,6 +199,7 @@ async def all_of(*streams: Stream) -> list[Stream]:
     return list(await asyncio.gather(*(stream.run() for stream in streams)))
 
 
+@pytest.mark.slow
 def test_requests_are_replayed_under_all_servers() -> None:
     async def scenario(server: Server) -> None:
         streams = [Stream(server.url, "say it again", 600) for _ in range(12)]
@@ -214,6 +215,7 @@ def test_requests_are_replayed_under_all_servers() -> None:
         assert server.metric("muro:requests_replayed_total") == 12
 
 
+@pytest.mark.slow
 def test_numbers_add_up_and_never_go_back() -> None:
     with crew(2, 1, "--engine", "echo", *PATIENT) as server:
         asked = 0

@@ -39,7 +39,7 @@ def resident(client: Any) -> float:
 
 
 def tokens(client: Any, name: str) -> list[int]:
-    stream = client.generate(ask(name, 8, PROMPT, temperature=0.0))
+    stream = client.generate(ask(name, 8, PROMPT[:50], temperature=0.0))
     return [token for item in stream for token in item.new_token_ids]
 
 

@@ -9,6 +9,7 @@ from muro.probe.check import Outcome, Report, check_engine, check_frontend
 from muro.probe.check.engine_exam import Patience
 from muro.testing.broken import BROKEN_ENGINES, BROKEN_FRONTENDS
 from tests.support.broken import CORRECT_ENGINE, CORRECT_FRONTEND, SOURCES, handshake_address, peer
+from tests.support.counts import half
 from tests.support.elsewhere import engine_elsewhere, free_port
 from tests.support.programs import line, run
 from tests.support.server import Server
@@ -38,13 +39,15 @@ def examine_frontend(name: str, patience: Patience) -> Report:
         return check_frontend(address, http=line(process), patience=patience)
 
 
-@pytest.mark.parametrize("name", BROKEN_ENGINES)
+@pytest.mark.cases
+@pytest.mark.parametrize("name", half(BROKEN_ENGINES))
 def test_a_broken_engine_is_found(name: str) -> None:
     report = examine_engine(name, SHORT if name == "silent" else STARTS)
     assert failures(report) == set(BROKEN_ENGINES[name].cases), str(report)
 
 
-@pytest.mark.parametrize("name", BROKEN_FRONTENDS)
+@pytest.mark.cases
+@pytest.mark.parametrize("name", half(BROKEN_FRONTENDS))
 def test_a_broken_front_end_is_found(name: str) -> None:
     report = examine_frontend(name, SHORT)
     assert failures(report) == set(BROKEN_FRONTENDS[name].cases), str(report)

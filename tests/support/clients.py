@@ -11,6 +11,7 @@ from typing import Any
 
 from muro import AsyncMPClient, EngineStatus, InprocClient, OutputBatch, SyncMPClient, connect, connect_async
 from muro.clients.aio_stream import AsyncStream
+from muro.wire import ops
 from muro.wire.output import EngineCoreOutput
 from muro.wire.request import EngineCoreRequest
 
@@ -86,18 +87,20 @@ Face = InprocClient | SyncMPClient | AsyncFace
 
 @contextlib.contextmanager
 def opened(kind: str, engine: str, **options: Any) -> Iterator[Face]:
-    """A client of one engine, closed afterwards."""
+    """A client of one engine, closed afterwards. It has had an answer: so all its connections are there."""
     match kind:
         case "inproc":
             with InprocClient.create(engine, options=options) as client:
                 yield client
         case "sync":
             with connect(engine=engine, options=options) as client:
+                client.call(ops.IS_SCHEDULER_PAUSED)
                 yield client
         case "async":
             with asyncio.Runner() as runner:
                 face = AsyncFace(runner, runner.run(connect_async(engine=engine, options=options)))
                 try:
+                    face.call(ops.IS_SCHEDULER_PAUSED)
                     yield face
                 finally:
                     face.close()

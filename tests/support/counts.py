@@ -3,7 +3,9 @@
 import itertools
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 FULL = os.environ.get("MURO_FULL_COUNTS") == "1"
 
@@ -11,6 +13,11 @@ FULL = os.environ.get("MURO_FULL_COUNTS") == "1"
 def count(reduced: int, full: int) -> int:
     """The number of rounds, requests or bytes that the running suite asks for."""
     return full if FULL else reduced
+
+
+def half(values: Iterable[T]) -> list[T]:
+    """All of them in full; else every second one."""
+    return list(values)[:: count(2, 1)]
 
 
 def spread(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:

@@ -21,7 +21,7 @@ from muro.errors import InternalError
 from muro.testing.hashing import HashingExecutor
 from muro.wire.output import EngineCoreOutput, EventType
 from muro.wire.request import SamplingParams
-from tests.support.counts import count, spread
+from tests.support.counts import count, half, spread
 from tests.support.lagging import LaggingExecutor
 from tests.unit.core.test_stepper import Case, cases, drive, shown
 
@@ -87,7 +87,7 @@ def events(outputs: dict[str, list[EngineCoreOutput]], kind: EventType) -> int:
     return sum(event.type == kind for one in outputs.values() for output in one for event in output.events or ())
 
 
-COMBINATIONS = spread([True, False], [True, False], [True, False], [True, False], [1, 2, 7, 16, 64])
+COMBINATIONS = spread([True, False], [True, False], [True, False], [True, False], half([1, 2, 7, 16, 64]))
 
 
 @pytest.mark.parametrize(("prefix", "chunked", "tiny", "ahead", "batch"), COMBINATIONS)

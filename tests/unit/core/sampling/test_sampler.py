@@ -132,7 +132,7 @@ def quantile(freedom: int) -> float:
     ids="+".join,
 )
 def test_draws_follow_the_softmax(option: dict[str, object], vary: str) -> None:
-    number, vocab = count(8_000, 20_000), 32
+    number, vocab = count(4_000, 20_000), 32
     row = rows(1, vocab, seed=1, spread=1.0)[0]
     prompt, output = [1, 2, 3, 3], [3, 8, 8, 9, 9]
     params = SamplingParams(max_tokens=None, **option)  # type: ignore[arg-type]

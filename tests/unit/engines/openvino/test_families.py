@@ -14,7 +14,7 @@ from muro.models.checkpoint import open_checkpoint
 from muro.models.config import ModelDir, open_model
 from muro.models.prepare import from_gguf
 from tests.support.checkpoints import write_checkpoint
-from tests.support.counts import count
+from tests.support.counts import count, half
 from tests.support.gguf_files import write_family_gguf
 from tests.support.openvino_models import FAMILIES, NAMES, compiled_from, executor, family, golden, log_softmax, step
 from tests.support.reference_decoder import logits
@@ -123,7 +123,7 @@ def test_variants_against_numpy(tmp_path: Path, variant: str) -> None:
     model = open_model(tmp_path)
     ids = np.random.default_rng(1).integers(0, 96, 70).tolist()
     expected = log_softmax(logits(model.config, weights, ids))
-    for chunk in (70, 32, 1):
+    for chunk in half((70, 32, 1)):
         found = rows(loaded(model), ids, chunk)
         np.testing.assert_allclose(found, expected, atol=TOLERANCE, err_msg=str(chunk))
 
