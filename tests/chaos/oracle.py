@@ -43,6 +43,8 @@ DOCUMENTED = {
 """The errors that may come in a run, and their status where nothing had been sent yet."""
 NO_FILES = "few files"
 """The fault in which connections may be closed before anything was said."""
+QUEUED = 2048
+"""Requests that the server keeps waiting; who comes then is refused. `--max-queued-requests` is not changed."""
 MAY_COME_AGAIN = frozenset({"engine_dead", "overloaded"})
 
 
@@ -110,11 +112,13 @@ class Oracle:
     Args:
         replay: whether requests go on after a death, so that one death is no excuse.
         patience: seconds after which a request is stuck.
+        rate: requests per second.
     """
 
-    def __init__(self, *, replay: bool, patience: float) -> None:
+    def __init__(self, *, replay: bool, patience: float, rate: float) -> None:
         self._replay = replay
         self._patience = patience
+        self._full_after = QUEUED / rate
 
     def judge(self, asked: Asked, seen: Seen, windows: Sequence[Window]) -> Verdict:
         """How it went. `windows` are all faults of the run."""
@@ -160,6 +164,8 @@ class Oracle:
 
     def _excused(self, code: str, seen: Seen, windows: Sequence[Window]) -> bool:
         deaths = [w for w in windows if w.lethal and w.began <= seen.ended and w.ended >= seen.began]
+        if code == "overloaded":  # while nobody served, all others waited
+            return any(w.ended - w.began > self._full_after for w in deaths)
         if not self._replay:
             return code in AFTER_DEATH and len(deaths) >= 1
         # Who was running in two deaths is quarantined, whoever is to blame.

@@ -15,7 +15,7 @@ from tests.chaos import load, requests
 from tests.chaos.apart import APART, Elsewhere
 from tests.chaos.apart import POISONS as POISONS_APART
 from tests.chaos.faults import OUTSIDE, Scene
-from tests.chaos.oracle import Asked, Ledger, Oracle, Window
+from tests.chaos.oracle import QUEUED, Asked, Ledger, Oracle, Seen, Window
 from tests.chaos.report import Result
 from tests.chaos.world import STALL_LIMIT, Growing, Health, World, now
 
@@ -56,10 +56,10 @@ class Run:
         self._there = there
         self._outside = OUTSIDE if there is None else APART
         self.result = Result()
-        self.ledger = Ledger(Oracle(replay=plan.replay, patience=plan.patience))
+        self.ledger = Ledger(Oracle(replay=plan.replay, patience=plan.patience, rate=plan.rate))
         self.windows: list[Window] = []
         self._began = now()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Seen]] = set()
         self._flow = asyncio.Event()
         self._flow.set()
         self._number = 0
@@ -69,14 +69,15 @@ class Run:
         """Seconds since the beginning."""
         return now() - self._began
 
-    def start(self, asked: Asked) -> asyncio.Task[None]:
+    def start(self, asked: Asked) -> asyncio.Task[Seen]:
         """Send a request."""
         number = self.ledger.send(asked)
 
-        async def follow() -> None:
+        async def follow() -> Seen:
             world = self.world
             seen = await load.ask(world.host, world.port, asked, self.clock, self.plan.patience + 10)
             self.ledger.receive(number, seen)
+            return seen
 
         task = asyncio.create_task(follow())
         self._tasks.add(task)
@@ -143,12 +144,12 @@ class Run:
         lethal = requests.POISONS[name][1] if kind is None else kind.lethal
         self._harming, began = True, self.clock()
         if kind is None:
-            await self.start(requests.poison(choose, self.number(), name))
+            await self._poison(name, choose)
         elif self._there is None:
             await kind.commit(Scene(self.world, before.pid or 0, choose))
         else:
             await kind.commit(Scene(self.world, self._there.engine_pid, choose, self._there.cable))
-        after = (await self.well(before.generation + 1 if lethal else 0)).engine
+        after = (await self._unburdened(before.generation + 1 if lethal else 0)).engine
         ended = self.clock()
         self.windows.append(Window(name, began - MARGIN, ended + MARGIN, lethal))
         self._harming = False
@@ -158,6 +159,22 @@ class Run:
             self.result.recoveries.setdefault(name, []).append(ended - began)
         elif after.generation != before.generation:
             self.result.violations.append(f"{name} at {began:.2f} s, which kills nobody, cost the engine its life")
+
+    async def _poison(self, name: str, choose: random.Random) -> None:
+        """Send a request with a fault, again if there is no room for it yet: one that is refused harms nobody."""
+        seen = await self.start(requests.poison(choose, self.number(), name))
+        while seen.code == "overloaded":
+            await self._unburdened(0)
+            seen = await self.start(requests.poison(choose, self.number(), name))
+
+    async def _unburdened(self, generation: int) -> Health:
+        """Return when the server is ready and has worked off most of what had to wait. Raises NotWellError."""
+        end = self.clock() + 2 * self.plan.patience
+        while (health := await self.well(generation)).queue.get("requests", 0) > QUEUED // 4:
+            if self.clock() > end:
+                raise NotWellError(f"what had to wait is not worked off within {2 * self.plan.patience} s: {health}")
+            await asyncio.sleep(0.1)
+        return health
 
     async def well(self, generation: int = 0) -> Health:
         """Return when the server is ready, with this generation or a later one. Raises NotWellError."""

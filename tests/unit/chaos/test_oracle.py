@@ -22,7 +22,7 @@ DEAD = {"code": "engine_dead", "message": "killed", "whole": True}
 
 def judge(seen: dict[str, Any], *windows: Window, asked: Asked = ASKED, replay: bool = False, **more: Any) -> Verdict:
     given = {"began": 1.5, "ended": 2.0, "whole": True} | seen | more
-    return Oracle(replay=replay, patience=30.0).judge(asked, Seen(**given), windows)
+    return Oracle(replay=replay, patience=30.0, rate=50.0).judge(asked, Seen(**given), windows)
 
 
 def test_all_that_was_asked_for() -> None:
@@ -58,6 +58,14 @@ def test_a_death_accounts_for_an_error(begun: dict[str, Any], outcome: str) -> N
     assert "without a cause" in judge(seen, SLOW).violation
     assert "without a cause" in judge(seen, Window("kill", 5.0, 6.0, True)).violation
     assert "wrong from letter" in judge(seen | {"texts": {0: "b"}}, KILL).violation
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_who_finds_the_queue_full_behind_a_long_outage_is_refused(replay: bool) -> None:
+    seen = {"status": 503, "code": "overloaded", "message": "full", "retry_after": True, "began": 44.0, "ended": 44.1}
+    assert judge(seen, Window("kill", 1.0, 45.0, True), replay=replay) == Verdict("refused")
+    assert "without a cause" in judge(seen, Window("kill", 10.0, 45.0, True), replay=replay).violation
+    assert "without a cause" in judge(seen, Window("slow step", 1.0, 45.0, False), replay=replay).violation
 
 
 def test_with_replay_it_takes_two() -> None:
@@ -114,7 +122,7 @@ def test_without_files_connections_are_closed() -> None:
 
 
 def test_every_request_is_accounted_for() -> None:
-    ledger = Ledger(Oracle(replay=False, patience=30.0))
+    ledger = Ledger(Oracle(replay=False, patience=30.0, rate=50.0))
     first, second, third = (ledger.send(ASKED) for _ in range(3))
     ledger.receive(second, Seen(began=0.0, ended=1.0, whole=True, **WELL))  # type: ignore[arg-type]
     ledger.receive(first, Seen(began=0.0, ended=1.0, whole=False))
