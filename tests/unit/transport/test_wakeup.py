@@ -39,6 +39,34 @@ def test_a_signal_handler_may_set_it() -> None:
             signal.signal(signal.SIGUSR1, before)
 
 
+def test_setting_it_while_it_is_closed_touches_nobody_elses_descriptor() -> None:
+    """The number is free again at once; here it goes to a pipe, into which nobody shall write."""
+    over = threading.Event()
+    wakeups: list[Wakeup] = [Wakeup()]
+    errors: list[Exception] = []
+
+    def keep_setting() -> None:
+        while not over.is_set():
+            try:
+                wakeups[0].set()
+            except OSError as error:
+                errors.append(error)
+
+    waker = threading.Thread(target=keep_setting)
+    waker.start()
+    for _ in range(2000):
+        wakeups[0] = Wakeup().open()
+        wakeups[0].set()
+        wakeups[0].close()
+        reader, writer = os.pipe()
+        os.close(writer)
+        assert os.read(reader, 8) == b""
+        os.close(reader)
+    over.set()
+    waker.join()
+    assert errors == []
+
+
 def test_a_full_counter_blocks_nobody() -> None:
     with Wakeup() as wakeup:
         os.eventfd_write(wakeup.fileno(), 2**64 - 2)
