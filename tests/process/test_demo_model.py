@@ -84,7 +84,7 @@ def test_f16_is_the_reference(demo: Path) -> None:
 
 def test_log_probabilities_of_prompts_and_outputs_are_those_of_the_reference(demo: Path) -> None:
     """Through the engine, in chunks, all cases at once; an output is compared up to its first near-tie."""
-    cases = json.loads((GOLDEN / "greedy.json").read_text())["cases"][: count(5, 100)]
+    cases = json.loads((GOLDEN / "greedy.json").read_text())["cases"][: count(3, 100)]
     engine = StepperEngine(load(demo, "f16", "f16"), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=50))
     for number, case in enumerate(cases):
         params = SamplingParams(
@@ -114,7 +114,7 @@ def test_log_probabilities_of_prompts_and_outputs_are_those_of_the_reference(dem
             assert len(found.keys() & expected.keys()) >= 4
             assert all(abs(found[i] - expected[i]) <= 0.05 for i in found.keys() & expected.keys())
             compared += 1
-    assert compared > count(70, 150)
+    assert compared > count(40, 150)
 
 
 @pytest.mark.parametrize("cache", [pytest.param("f16", marks=pytest.mark.slow), "u8"])

@@ -98,6 +98,7 @@ TEMPLATE = """\
 """The model's own, but for a system message that it adds, and the tools, which its own does not know."""
 
 
+@pytest.mark.slow
 def test_calls_that_must_be_made_fit_their_tool(tmp_path: Path) -> None:
     parameters = {
         "type": "object",

@@ -16,7 +16,7 @@ from muro.models.pull import pull
 from muro.wire import ops
 from tests.support.asking import ask
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
 MB = 1e6
 OPTIONS = {"cache_memory_mb": 256, "max_num_seqs": 8, "max_num_batched_tokens": 256}
@@ -77,7 +77,6 @@ def test_what_each_level_gives_back(client: Any, record_property: Any) -> None:
     assert back < full + 60, figures
 
 
-@pytest.mark.slow
 def test_who_comes_while_it_sleeps_is_served_when_it_wakes(client: Any) -> None:
     client.call(ops.SLEEP, 2, "abort")
     answers: list[list[int]] = []
@@ -90,7 +89,6 @@ def test_who_comes_while_it_sleeps_is_served_when_it_wakes(client: Any) -> None:
     assert answers == [tokens(client, "late")]
 
 
-@pytest.mark.slow
 def test_frozen_streams_go_on(client: Any) -> None:
     expected = tokens(client, "whole")
     stream = client.generate(ask("frozen", 8, PROMPT, temperature=0.0))
