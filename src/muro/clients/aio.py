@@ -145,7 +145,7 @@ class AsyncMPClient:
         return None if coordination is None else coordination.counted_at
 
     def observe_stats(self, listener: StatsListener | None) -> None:
-        """Call `listener(rank, stats)` for every statistics report of an engine."""
+        """Call `listener(rank, stats)` for every report of an engine, and with empty statistics when one has gone."""
         self._session.on_stats = listener
 
     def check_health(self) -> None:

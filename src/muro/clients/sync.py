@@ -129,7 +129,7 @@ class ThreadsClient:
             return engine_statuses(self._session, self._link)
 
     def observe_stats(self, listener: StatsListener | None) -> None:
-        """Call `listener(rank, stats)` for every statistics report, in whatever thread receives it."""
+        """As for asyncio, in whatever thread receives it."""
         self._session.on_stats = listener
 
     def check_health(self) -> None:
