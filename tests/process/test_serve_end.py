@@ -93,7 +93,7 @@ def test_of_several_the_last_death_is_told() -> None:
         os.kill(second, signal.SIGKILL)
         assert server.exit_code(10) == 10
         *_, last = server.errors().splitlines()
-        assert "engine 1 (echo) has died" in last and last.endswith("no engine is left")
+        assert "engine 1 (echo) has died" in last and last.endswith("no engine serves any more")
 
 
 @pytest.mark.cases

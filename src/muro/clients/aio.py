@@ -172,10 +172,10 @@ class AsyncMPClient:
                     raise
             await self._next(self._patient, deadline)
 
-    async def scale(self, engines: int, *, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+    async def scale(self, engines: int, *, drain_timeout: float | None = DRAIN_TIMEOUT) -> None:
         """See `EngineCoreClient.scale`; cancelling it is as an interrupt there."""
         self._check_here()
-        check_timeout(drain_timeout)
+        check_timeout(drain_timeout, "drain_timeout")
         scaling = Scaling(self._session, self._link, engines, drain_timeout, self._loop.time())
         scaling.begin(self._wake_all)
         try:

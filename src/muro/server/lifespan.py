@@ -254,7 +254,7 @@ def _why_over(service: Service) -> str:
     except CrashLoopError:  # each death was logged where it was noticed
         return "no engine is left, and none is started again; the server ends"
     except MuroError as death:
-        return f"{death.message}; no engine is left" if len(service.llm.engines()) > 1 else death.message
+        return f"{death.message}; no engine serves any more" if len(service.llm.engines()) > 1 else death.message
     return "the engine has died"
 
 
