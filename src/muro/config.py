@@ -175,6 +175,8 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_engines: int = 1
     start_rank: int = 0
     """The first of their ranks, where other front-ends have the ranks before it."""
+    other_front_ends: bool = False
+    """Whether other front-ends have further ranks, as is plain if these do not begin at 0: then the number stays."""
     num_local_engines: int | None = None
     """How many of them are spawned here (None: all); the others dial in."""
     data_parallel_balance: Literal["load", "prefix"] = "load"

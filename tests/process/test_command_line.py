@@ -121,6 +121,16 @@ def test_settings_of_an_engine_that_dials_in(arguments: tuple[str, ...], named: 
     assert named in muro("serve", "--engine", "echo", *arguments, code=2)
 
 
+def test_an_engine_for_which_no_front_end_comes_says_so_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    said = muro(
+        *("serve", "--engine", "echo", "--headless", "--startup-timeout", "1", "--data-parallel-rpc-port", port),
+        code=11,
+    )
+    assert said.count("and got no INIT in 1 s") == 1 and "Traceback" not in said
+
+
 def test_an_unknown_model() -> None:
     assert "demo" in muro("pull", "nonsense", code=2)
 

@@ -137,6 +137,12 @@ def test_an_interrupted_call_leaves_the_next_one_alone() -> None:
         assert texts(llm.generate(["cd", "ef"], muro.SamplingParams(max_tokens=3))) == [["cdc"], ["efe"]]
 
 
+def test_several_engines() -> None:
+    with muro.LLM(engine="echo", connect=muro.ConnectConfig(num_engines=2)) as llm:
+        outputs = llm.generate([f"{number} " for number in range(20)], muro.SamplingParams(max_tokens=5))
+        assert texts(outputs) == [[(f"{number} " * 20)[:5]] for number in range(20)]
+
+
 def test_a_dead_engine_is_told() -> None:
     with muro.LLM(engine="faulty", options={"step_ms": 1}) as llm:
         with pytest.raises(EngineDeadError, match="SIGKILL"):

@@ -74,7 +74,7 @@ def test_under_streams_nothing_is_lost(server: Server) -> None:
         seen = load.served
         until(lambda: load.served > seen + 16)
         said = muro_scale(server, "1")
-        assert (said.returncode, said.stdout) == (0, "1 engines serve: 0\n"), said.stderr
+        assert (said.returncode, said.stdout) == (0, "1 engine serves: 0\n"), said.stderr
         assert ranks(http) == [0] and server.metric("muro:engine_up") == 1
         seen = load.served
         until(lambda: load.served > seen + 16)
@@ -119,3 +119,9 @@ def test_without_developer_mode_nobody_scales(tmp_path: Path) -> None:
         assert said.returncode == 1 and "--enable-dev-mode" in said.stderr
         said = muro_scale(running, "2")
         assert said.returncode == 1 and "key" in said.stderr
+
+
+def test_a_time_that_is_none_is_refused() -> None:
+    command = [sys.executable, "-m", "muro", "scale", "1", "--drain-timeout", "inf"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (said.returncode, said.stderr) == (2, "muro: --drain-timeout is inf; it is a number of seconds\n")

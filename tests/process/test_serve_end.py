@@ -84,6 +84,19 @@ def test_a_dead_engine_of_an_idle_server(pool: ThreadPoolExecutor) -> None:
 
 
 @pytest.mark.cases
+def test_of_several_the_last_death_is_told() -> None:
+    with Server("--engine", "echo", "--restart", "never", "--data-parallel-size", "2") as server:
+        server.ready()
+        first, second = (engine["pid"] for engine in httpx.get(f"{server.url}/health").json()["engines"])
+        os.kill(first, signal.SIGKILL)
+        until(lambda: "the other engines go on" in server.errors())
+        os.kill(second, signal.SIGKILL)
+        assert server.exit_code(10) == 10
+        *_, last = server.errors().splitlines()
+        assert "engine 1 (echo) has died" in last and last.endswith("no engine serves any more")
+
+
+@pytest.mark.cases
 def test_a_stop_right_after_a_death_is_no_clean_end() -> None:
     """FC-27: restart policies look at the exit status."""
     with Server("--engine", "echo", "--restart", "never") as server:

@@ -67,6 +67,15 @@ def test_a_front_end_of_some_ranks(flags: tuple[str, ...], ranks: list[str]) -> 
             assert answer.json()["error"]["message"].endswith(", ".join(ranks))
 
 
+@pytest.mark.parametrize("flags", [("--data-parallel-size-local", "2", "--data-parallel-hybrid-lb"), ("-dpn", "0")])
+def test_the_front_end_of_the_first_ranks_takes_none_of_the_others(flags: tuple[str, ...]) -> None:
+    with Server("--engine", "echo", "--enable-dev-mode", "-dp", "4", *flags) as server, server.ready().http() as http:
+        before = engines_of(server)
+        answer = http.post("/scale", json={"engines": 3})
+        assert answer.status_code == 409 and "other front-ends" in answer.json()["error"]["message"]
+        assert engines_of(server) == before
+
+
 def test_what_does_not_go_together_is_refused_before_anything_starts() -> None:
     command = [sys.executable, "-m", "muro", "serve", *LOCKSTEP, "--data-parallel-rank", "1"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

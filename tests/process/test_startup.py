@@ -156,10 +156,11 @@ def test_a_slow_engine_that_shows_progress_is_not_cut(front: Front) -> None:
 
 
 @pytest.mark.cases
-def test_a_wrong_identity_is_refused_and_told(front: Front) -> None:
+def test_a_wrong_identity_is_refused_and_told(front: Front, caplog: pytest.LogCaptureFixture) -> None:
     error = front.fails(options={"identity": 9}, startup_timeout=1.0, within=10.0)
     assert "no HELLO yet" in str(error)
     assert "refused meanwhile: engine 9 is not expected here" in str(error)
+    assert "refused 1 words while engines start; the last: engine 9 is not expected here; expected: 0" in caplog.text
 
 
 @pytest.mark.cases

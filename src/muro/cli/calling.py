@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 
 from muro.errors import ConfigError, RequestFailedError
 
-_PATIENCE = 600.0
-"""Seconds without a byte after which a server is given up."""
+PATIENCE = 600.0
+"""Seconds without a byte after which a server that generates is given up."""
+_REACHED_WITHIN = 60.0
+"""Seconds in which a server must accept a connection."""
 
 
 class Caller:
@@ -24,12 +26,13 @@ class Caller:
     Args:
         url: of the server, with or without `/v1` at its end.
         key: its API key.
+        patience: seconds without a byte after which the server is given up; None: never.
 
     Raises:
         ConfigError: this is no address.
     """
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, *, patience: float | None = PATIENCE) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             self._host, self._port = parts.hostname or "", parts.port
@@ -43,6 +46,7 @@ class Caller:
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
         self.url = url
+        self._patience = patience
 
     @contextlib.contextmanager
     def asked(
@@ -52,13 +56,14 @@ class Caller:
 
         Raises RequestFailedError with the server's own words, ConfigError if nobody answers.
         """
-        connection = self._kind(self._host, self._port, timeout=_PATIENCE)
+        connection = self._kind(self._host, self._port, timeout=_REACHED_WITHIN)
         try:
             connection.connect()
         except OSError as error:
             what = f"nobody answers at {self.url} ({error}); start a server with muro serve, or give another address"
             raise ConfigError(what) from None
         try:
+            connection.sock.settimeout(self._patience)
             connection.request(method, self._path + path, body, self._headers)
             response = connection.getresponse()
             if response.status not in answers:

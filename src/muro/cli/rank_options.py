@@ -113,6 +113,8 @@ class Ranks(msgspec.Struct, frozen=True):
     local: int
     """How many of them are started here; the others dial in."""
     lockstep: LockstepConfig | None
+    others: bool = False
+    """Whether other front-ends have the other ranks."""
 
 
 def ranks_of_front_end(options: RankOptions) -> Ranks:
@@ -139,6 +141,11 @@ def check_headless(options: RankOptions) -> None:
             "--headless is an engine of a front-end elsewhere that has all ranks, and --data-parallel-start-rank says "
             "which one; --data-parallel-hybrid-lb, -external-lb and -rank are for front-ends beside their engines"
         )
+    rank, size = options.data_parallel_start_rank, options.data_parallel_size
+    if rank >= size > 1:
+        raise ConfigError(
+            f"--data-parallel-start-rank is {rank}, and --data-parallel-size {size}: the last rank is {size - 1}"
+        )
 
 
 def group_elsewhere(options: RankOptions, address: str) -> LockstepConfig | None:
@@ -156,6 +163,14 @@ def _internal(options: RankOptions) -> Ranks:
             "--data-parallel-start-rank goes with --headless or --data-parallel-hybrid-lb; a front-end for all ranks "
             "begins at 0"
         )
+    if local is not None and local > size:
+        raise ConfigError(
+            f"--data-parallel-size-local is {local}, but there are {size} engines in all, as --data-parallel-size says"
+        )
+    if options.data_parallel_lockstep and local == 0:
+        raise ConfigError(
+            "rank 0 of lockstep engines (--data-parallel-lockstep) is started here; --data-parallel-size-local is 0"
+        )
     lockstep = LockstepConfig() if options.data_parallel_lockstep else None
     return Ranks(0, size, size if local is None else local, lockstep)
 
@@ -169,7 +184,7 @@ def _hybrid(options: RankOptions) -> Ranks:
             f"--data-parallel-hybrid-lb: {local} engines from rank {first} on (--data-parallel-size-local, "
             f"--data-parallel-start-rank) are not some of {size} (--data-parallel-size)"
         )
-    return Ranks(first, local, local, None)
+    return Ranks(first, local, local, None, others=local < size)
 
 
 def _external(options: RankOptions) -> Ranks:
@@ -184,4 +199,4 @@ def _external(options: RankOptions) -> Ranks:
         raise ConfigError("--data-parallel-size-local must be 1: with --data-parallel-external-lb there is one engine")
     if options.data_parallel_start_rank not in (0, rank):
         raise ConfigError("--data-parallel-rank says which engine this is; leave out --data-parallel-start-rank")
-    return Ranks(rank, 1, 1, None)
+    return Ranks(rank, 1, 1, None, others=size > 1)

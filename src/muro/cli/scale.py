@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated
 
 import msgspec
 import typer
 
 from muro.cli.options import flags
-from muro.errors import RequestFailedError
+from muro.errors import ConfigError, RequestFailedError
 
 HELP = """Change how many engines a server has, while it serves.
 
@@ -41,11 +42,14 @@ def scale(options: ScaleOptions) -> None:
     """See `HELP`."""
     from muro.cli.calling import Caller, read_key
 
-    caller = Caller(options.url, read_key(options.api_key_file))
+    if not math.isfinite(options.drain_timeout):
+        raise ConfigError(f"--drain-timeout is {options.drain_timeout:g}; it is a number of seconds")
+    caller = Caller(options.url, read_key(options.api_key_file), patience=None)  # an engine may take long to load
     body = json.dumps({"engines": options.engines, "drain_timeout": options.drain_timeout})
     with caller.asked("POST", "/scale", body, answers=(200, 404)) as response:
         if response.status == 404:
             what = f"{options.url} does not let callers control its engines; start it with --enable-dev-mode"
             raise RequestFailedError(what)
         ranks = json.loads(response.read())["ranks"]
-    print(f"{len(ranks)} engines serve: {', '.join(map(str, ranks))}")
+    engines = "1 engine serves" if len(ranks) == 1 else f"{len(ranks)} engines serve"
+    print(f"{engines}: {', '.join(map(str, ranks))}")

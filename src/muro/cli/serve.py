@@ -132,6 +132,7 @@ def _connect_config(options: ServeOptions) -> ConnectConfig:
     return ConnectConfig(
         num_engines=ranks.count,
         start_rank=ranks.first,
+        other_front_ends=ranks.others,
         num_local_engines=ranks.local,
         data_parallel_balance=options.data_parallel_balance,
         ray=ray,

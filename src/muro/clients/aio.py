@@ -145,7 +145,7 @@ class AsyncMPClient:
         return None if coordination is None else coordination.counted_at
 
     def observe_stats(self, listener: StatsListener | None) -> None:
-        """Call `listener(rank, stats)` for every statistics report of an engine."""
+        """Call `listener(rank, stats)` for every report of an engine, and with empty statistics when one has gone."""
         self._session.on_stats = listener
 
     def check_health(self) -> None:
@@ -172,10 +172,10 @@ class AsyncMPClient:
                     raise
             await self._next(self._patient, deadline)
 
-    async def scale(self, engines: int, *, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+    async def scale(self, engines: int, *, drain_timeout: float | None = DRAIN_TIMEOUT) -> None:
         """See `EngineCoreClient.scale`; cancelling it is as an interrupt there."""
         self._check_here()
-        check_timeout(drain_timeout)
+        check_timeout(drain_timeout, "drain_timeout")
         scaling = Scaling(self._session, self._link, engines, drain_timeout, self._loop.time())
         scaling.begin(self._wake_all)
         try:

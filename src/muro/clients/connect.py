@@ -226,7 +226,7 @@ def _why_fixed(config: ConnectConfig, parallel: DataParallel) -> str:
     """Why the number of engines cannot change while they serve; empty: it can."""
     if config.lockstep:
         return "lockstep engines compute every step together, and were told at their start how many they are"
-    if config.start_rank or parallel.stats_address is not None:
+    if config.other_front_ends or config.start_rank or parallel.stats_address is not None:
         return "other front-ends have engines of the same group, and are not told"
     return ""
 

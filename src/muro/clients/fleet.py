@@ -43,12 +43,14 @@ class Fleet:
 
     def check_serving(self, rank: int | None = None) -> None:
         """Raises EngineDeadError: no engine takes requests, or not that of `rank`; of several the one that comes back
-        says why."""
+        says why, else the one that has just died."""
         if rank is not None:
             self.named(rank).check_serving()
         elif not self.balancer.ranks:
-            engines = self.engines.values()
-            next((engine for engine in engines if engine.restarting), next(iter(engines))).check_serving()
+            engines = list(self.engines.values())
+            coming = [engine for engine in engines if engine.restarting]
+            dying = [engine for engine in engines if engine.serving]
+            next(iter([*coming, *dying, *engines])).check_serving()
 
     def choose(self, request: EngineCoreRequest, now: float) -> KnownEngine:
         """The engine for a request, which counts as its own until `ended`; `now` as for `Balancer.choose`.

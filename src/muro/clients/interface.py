@@ -161,13 +161,13 @@ class EngineCoreClient(Protocol):
         """
         ...
 
-    def scale(self, engines: int, *, drain_timeout: float = ...) -> None:
+    def scale(self, engines: int, *, drain_timeout: float | None = ...) -> None:
         """Change the number of engines while they serve; returns when it is so.
 
         New ones are started here, and know nothing of what the others were told by calls. Those with the highest ranks
         leave: they get no more requests, and end when they have finished theirs (in batches: when the last outputs
-        were taken), or after `drain_timeout` seconds; then their requests end with EngineDeadError. An interrupt gives
-        up what has not happened yet.
+        were taken), or after `drain_timeout` seconds (None: never); then their requests end with EngineDeadError. An
+        interrupt gives up what has not happened yet.
 
         Raises InvalidRequestError (there cannot be so many), UsageError (it cannot be done here, or is being done
         already), StartupError (not all new ones came up).
@@ -219,7 +219,7 @@ class AsyncEngineCoreClient(Protocol):
 
     def wait_serving(self, timeout: float | None = None, *, engine: int | None = None) -> Awaitable[None]: ...
 
-    def scale(self, engines: int, *, drain_timeout: float = ...) -> Awaitable[None]: ...
+    def scale(self, engines: int, *, drain_timeout: float | None = ...) -> Awaitable[None]: ...
 
     def close(self, timeout: float | None = None) -> None:
         """As for threads; blocks. Inside the loop, `aclose` is better."""

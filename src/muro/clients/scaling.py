@@ -8,6 +8,7 @@ Whoever waits for the change calls `advance`, and `end` in any case: what has no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
@@ -22,6 +23,8 @@ MAX_ENGINES: Final = 256
 """Engines that one front-end starts when it is asked for them while it serves."""
 DRAIN_TIMEOUT: Final = 120.0
 """Seconds that an engine which is to leave gets for the requests that it has."""
+_LONGEST_WAIT: Final = 86_400.0
+"""Seconds after which `advance` is called anyway; clocks of operating systems do not wait for ever."""
 
 
 class Way(Protocol):
@@ -77,16 +80,16 @@ class Scaling:
         session: of the client; at most one change at a time.
         way: to its engines.
         target: how many there shall be.
-        drain_timeout: seconds.
+        drain_timeout: seconds; None: as long as it takes.
         now: seconds, of any clock.
     """
 
-    def __init__(self, session: Session, way: Way, target: int, drain_timeout: float, now: float) -> None:
+    def __init__(self, session: Session, way: Way, target: int, drain_timeout: float | None, now: float) -> None:
         self._session = session
         self._way = way
         self._target = target
-        self._drain_timeout = drain_timeout
-        self._deadline = now + drain_timeout
+        self._drain_timeout = math.inf if drain_timeout is None else drain_timeout
+        self._deadline = now + self._drain_timeout
         self._joining: dict[EngineRank, Callable[[], None]] = {}
         self._draining: list[EngineRank] = []
         self._ending: list[EngineRank] = []
@@ -130,7 +133,7 @@ class Scaling:
 
     def left(self, now: float) -> float | None:
         """Seconds until `advance` has something to do although nothing happens; None: never."""
-        return max(0.0, self._deadline - now) if self._draining else None
+        return min(max(0.0, self._deadline - now), _LONGEST_WAIT) if self._draining else None
 
     def unborn(self, rank: EngineRank, error: StartupError) -> None:
         """A new engine did not come up."""

@@ -239,7 +239,7 @@ class Session:
         if message.utility_output is not None:
             self.calls.answer(message.utility_output)
             return
-        if message.scheduler_stats is not None and self.on_stats is not None:
+        if message.scheduler_stats is not None:
             self._report(message.engine_index, message.scheduler_stats)
         if self._batches:
             if message.outputs or message.scheduler_stats is not None:
@@ -301,6 +301,7 @@ class Session:
         if engine.restarting:
             self._end_in_batch(engine, error)
         self._fail(self._on(engine), error)
+        self._report(rank, SchedulerStats())  # nothing runs there any more, and nobody else will say so
         return True
 
     def let_go(self, rank: EngineRank, error: EngineDeadError) -> list[Message]:
@@ -314,6 +315,7 @@ class Session:
         self.calls.end_all(again(error), rank)
         self._end_in_batch(engine, error)
         self._fail(self._on(engine), error)
+        self._report(rank, SchedulerStats())
         return messages
 
     def succeeded(self, rank: EngineRank, generation: Generation, ready: ReadyResponse | None) -> None:
@@ -355,7 +357,8 @@ class Session:
 
     def _report(self, rank: int, stats: SchedulerStats) -> None:
         try:
-            self.on_stats(EngineRank(rank), stats)  # type: ignore[misc]  # the caller has looked
+            if self.on_stats is not None:
+                self.on_stats(EngineRank(rank), stats)
         except Exception:
             log.exception("the listener for statistics failed")
 

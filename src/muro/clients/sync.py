@@ -129,7 +129,7 @@ class ThreadsClient:
             return engine_statuses(self._session, self._link)
 
     def observe_stats(self, listener: StatsListener | None) -> None:
-        """Call `listener(rank, stats)` for every statistics report, in whatever thread receives it."""
+        """As for asyncio, in whatever thread receives it."""
         self._session.on_stats = listener
 
     def check_health(self) -> None:
@@ -170,11 +170,11 @@ class ThreadsClient:
             with self._lock:
                 self._patient.pop(waiter, None)
 
-    def scale(self, engines: int, *, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+    def scale(self, engines: int, *, drain_timeout: float | None = DRAIN_TIMEOUT) -> None:
         """See `EngineCoreClient.scale`."""
         self._seat.check_may_wait()
         self._enter()
-        check_timeout(drain_timeout)
+        check_timeout(drain_timeout, "drain_timeout")
         waiter, clock = Waiter(), time.monotonic
         scaling = Scaling(self._session, self._link, engines, drain_timeout, clock())
         over = False

@@ -249,7 +249,8 @@ class Remotes:
             rank = rank_of(frames[0])
             one = self._ranks.get(rank)
             if one is None or len(frames) != 2:
-                raise RemoteProtocolError(f"engine {rank} is not expected here")
+                known = ", ".join(map(str, sorted(self._ranks)))
+                raise RemoteProtocolError(f"engine {rank} is not expected here; expected from elsewhere: {known}")
             if _says_hello(frames[1]):
                 if one.state is RemoteState.SERVING:  # its predecessor has gone, and we shall hear of it
                     self._early[rank] = frames, descriptor

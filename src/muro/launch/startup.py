@@ -132,6 +132,7 @@ class _Startup:
         self._remind_at = self._began + REMIND_EVERY
         self._pump = Pump()
         self._refused: list[str] = []
+        self._refusals = 0
         self.greeters: Arrivals | None = None
         self.arrivals: Arrivals | None = None
         self.children: dict[EngineRank, ChildHandle] = {}
@@ -203,7 +204,11 @@ class _Startup:
             rank = None
         if rank in self._plan.expected:
             raise self._failed(rank, f"it broke the handshake: {error}") from error
-        self._refused = [*self._refused, str(error)][-_REFUSED_KEPT:]
+        if str(error) not in self._refused:  # a wrong rank dials again and again
+            self._refused = [*self._refused, str(error)][-_REFUSED_KEPT:]
+        self._refusals += 1
+        if self._refusals & (self._refusals - 1) == 0:  # 1, 2, 4, 8 ...: a flood stays readable
+            log.warning("refused %d words while engines start; the last: %s", self._refusals, error)
 
     def _ended(self, rank: EngineRank) -> None:
         self.children[rank].wait()

@@ -7,9 +7,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
-from muro.clients.connect import OnProgress, connect
+import msgspec
+
+from muro.clients.connect import OnProgress
+from muro.clients.connect import connect as connect_engines
 from muro.clients.interface import EngineCoreClient
-from muro.config import ConnectConfig, RestartPolicy
+from muro.config import ConnectConfig
 from muro.errors import InvalidRequestError
 from muro.llm import pipeline
 from muro.llm.offline_replay import Batch
@@ -45,8 +48,9 @@ class LLM:
     Args:
         model: a model directory, or the name of a model that `muro pull` has fetched.
         on_progress: told how the start goes.
-        on_engine_death: "fail": the end of the engine is the end of this object. "replay": another engine is started,
-            and what was running goes on where it was.
+        connect: how many engines, where; of its `engine` all but engine, model and options holds.
+        on_engine_death: "fail": the end of the last engine is the end of this object, and that of any one the end of
+            a call that it works for. "replay": another engine is started, and what was running goes on where it was.
         restart_wait: seconds that a call waits for the new engine.
         choice: further fields of `ModelChoice`, for instance `engine="echo"`.
 
@@ -60,6 +64,7 @@ class LLM:
         model: str | None = None,
         *,
         on_progress: OnProgress | None = None,
+        connect: ConnectConfig | None = None,
         on_engine_death: Literal["fail", "replay"] = "fail",
         restart_wait: float = RESTART_WAIT,
         **choice: Any,
@@ -67,8 +72,11 @@ class LLM:
         chosen = make_choice(model, choice)
         self._policy = DeathPolicy(on_engine_death=on_engine_death, restart_wait=restart_wait)
         tokenizer, template = load_words(chosen)
-        config = ConnectConfig(engine=chosen.engine_config(), restart=self._policy.restarts(RestartPolicy()))
-        client = connect(config, on_progress=on_progress)
+        config = connect or ConnectConfig()
+        engine, restart = chosen.engine_config(config.engine), self._policy.restarts(config.restart)
+        client = connect_engines(
+            msgspec.structs.replace(config, engine=engine, restart=restart), on_progress=on_progress
+        )
         try:
             ready = [status.ready.max_model_len for status in client.engines() if status.ready]
             length = effective_length(ready, chosen.max_model_len)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from muro.config import EngineConfig, home
+from muro.config import ConnectConfig, EngineConfig, home
 from muro.errors import ConfigError, InvalidRequestError, UnsupportedOptionError
 from muro.llm import pipeline
 from muro.llm.spelling import Spelling
@@ -104,7 +104,10 @@ def make_choice(model: str | None, settings: Mapping[str, Any]) -> ModelChoice:
     """What keyword arguments ask for. Raises ConfigError that names the wrong one."""
     fields = ModelChoice.__struct_fields__
     if unknown := settings.keys() - set(fields):
-        raise ConfigError(f"there is no setting {', '.join(sorted(unknown))}; settings are {', '.join(sorted(fields))}")
+        what = f"there is no setting {', '.join(sorted(unknown))}; settings are {', '.join(sorted(fields))}"
+        if engines := unknown & set(ConnectConfig.__struct_fields__):
+            what += f"; of the engines and their number: connect=muro.ConnectConfig({sorted(engines)[0]}=...)"
+        raise ConfigError(what)
     return ModelChoice(model=model, **settings)
 
 

@@ -142,7 +142,8 @@ class Join:
     def _unanswered(self, timeout: float) -> StartupError:
         return StartupError(
             f"engine {self._rank} said HELLO to {self._address} and got no INIT in {timeout:g} s"
-            f"{self._because() or '; is a front-end listening there?'} (setting: handshake_timeout)",
+            f"{self._because() or '; is a front-end listening there, and is this one of its ranks?'} "
+            "(setting: handshake_timeout; muro serve: --startup-timeout)",
             rank=self._rank,
             phase="handshake",
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from muro.config import EngineConfig
 from muro.engine.interface import EngineCore, Report
 from muro.engine.loader import load_engine
-from muro.errors import ConfigError, RemoteProtocolError
+from muro.errors import ConfigError, RemoteProtocolError, StartupError
 from muro.observe.log import TOLD
 from muro.process.proc import EngineCoreProc
 from muro.process.rejoin import Rejoin
@@ -90,12 +90,13 @@ class Life:
         if self._rejoin.wanted and proc.phase == "handshake" and isinstance(error, RemoteProtocolError):
             log.warning("the front-end broke the handshake: %s", error)
             return ExitCode.LOST_PARENT
-        # A wrong setting says all in its message; anything else is to be found by its traceback.
+        # A wrong setting, or a front-end that does not come, says all in its message; all else is found by a traceback.
+        waited_in_vain = isinstance(error, StartupError) and error.__cause__ is None
         log.error(
             "the engine failed in phase %r: %s",
             proc.phase,
             error,
-            exc_info=not isinstance(error, ConfigError),
+            exc_info=not (isinstance(error, ConfigError) or waited_in_vain),
             extra=TOLD,
         )
         self._report_failure(FailureRecord.of(proc.phase, error))

@@ -9,7 +9,6 @@ cut nothing short. (vLLM restores the handlers before it cleans up.)
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import msgspec
@@ -22,8 +21,6 @@ from muro.process.life import Life
 from muro.transport.context import flush
 from muro.transport.page import ProgressPage
 from muro.wire.failure import FailureRecord
-
-log = logging.getLogger(__name__)
 
 LAST_WORDS_TIMEOUT = 5.0
 """Seconds that closed sockets get to say what they still have to say."""
@@ -40,7 +37,7 @@ def run_headless(config: EngineConfig) -> int:
     """Run one engine in this process: it dials `config.handshake_address`; returns the exit code."""
     page = ProgressPage.create()
     try:
-        return run(config, page, _log_failure)
+        return run(config, page, lambda record: None)  # there is no parent, and what goes wrong is logged
     finally:
         page.close()
 
@@ -52,7 +49,3 @@ def run(config: EngineConfig, page: ProgressPage, report_failure: Callable[[Fail
         code = life.run()
         flush(LAST_WORDS_TIMEOUT)
     return code
-
-
-def _log_failure(record: FailureRecord) -> None:
-    log.error("the engine failed in phase %r: %s: %s", record.phase, record.kind, record.message)

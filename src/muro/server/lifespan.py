@@ -31,7 +31,7 @@ from muro.clients.connect import OnProgress, connect_async
 from muro.config import ConnectConfig
 from muro.crew.ending import ASKED, exit_code
 from muro.crew.member import Member
-from muro.errors import ConfigError, StartupError
+from muro.errors import ConfigError, CrashLoopError, MuroError, StartupError
 from muro.llm.aio import AsyncLLM, Join
 from muro.llm.replay import DeathPolicy
 from muro.llm.words import ModelChoice
@@ -237,10 +237,7 @@ async def _until_over(service: Service, stops: StopRequests, config: ServerConfi
     try:
         while not stopping.done():
             if exit_code(service.llm) is not ExitCode.STOPPED:
-                errors = [status.error for status in service.llm.engines() if status.error]
-                if exit_code(service.llm) is ExitCode.CRASH_LOOP:  # each death was logged where it was noticed
-                    errors = ["no engine is left, and none is started again; the server ends"]
-                log.error("%s", errors[0] if errors else "the engine has died")
+                log.error("%s", _why_over(service))
                 await asyncio.wait({stopping}, timeout=config.death_notice)
                 return
             await asyncio.wait({stopping}, timeout=_LOOK_EVERY)
@@ -248,6 +245,17 @@ async def _until_over(service: Service, stops: StopRequests, config: ServerConfi
         stopping.cancel()
     service.close_door()
     await _drain(service, stops, config.shutdown_timeout)
+
+
+def _why_over(service: Service) -> str:
+    """What is said when no engine is left."""
+    try:
+        service.llm.check_health()
+    except CrashLoopError:  # each death was logged where it was noticed
+        return "no engine is left, and none is started again; the server ends"
+    except MuroError as death:
+        return f"{death.message}; no engine serves any more" if len(service.llm.engines()) > 1 else death.message
+    return "the engine has died"
 
 
 async def _drain(service: Service, stops: StopRequests, patience: float) -> None:

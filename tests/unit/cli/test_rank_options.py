@@ -23,11 +23,12 @@ def options(**given: Any) -> ServeOptions:
         ({"size": 4}, Ranks(0, 4, 4, None)),
         ({"size": 4, "size_local": 1}, Ranks(0, 4, 1, None)),
         ({"size": 4, "lockstep": True}, Ranks(0, 4, 4, LockstepConfig())),
-        ({"size": 4, "size_local": 2, "hybrid_lb": True}, Ranks(0, 2, 2, None)),
-        ({"size": 4, "size_local": 2, "hybrid_lb": True, "start_rank": 2}, Ranks(2, 2, 2, None)),
-        ({"size": 4, "rank": 3}, Ranks(3, 1, 1, None)),
-        ({"size": 4, "rank": 0, "external_lb": True, "size_local": 1}, Ranks(0, 1, 1, None)),
-        ({"size": 4, "rank": 2, "start_rank": 2}, Ranks(2, 1, 1, None)),
+        ({"size": 4, "size_local": 2, "hybrid_lb": True}, Ranks(0, 2, 2, None, others=True)),
+        ({"size": 4, "size_local": 2, "hybrid_lb": True, "start_rank": 2}, Ranks(2, 2, 2, None, others=True)),
+        ({"size": 4, "rank": 3}, Ranks(3, 1, 1, None, others=True)),
+        ({"size": 4, "rank": 0, "external_lb": True, "size_local": 1}, Ranks(0, 1, 1, None, others=True)),
+        ({"rank": 0}, Ranks(0, 1, 1, None)),
+        ({"size": 4, "rank": 2, "start_rank": 2}, Ranks(2, 1, 1, None, others=True)),
     ],
 )
 def test_ranks(given: dict[str, Any], ranks: Ranks) -> None:
@@ -49,6 +50,8 @@ def test_ranks(given: dict[str, Any], ranks: Ranks) -> None:
         ({"size": 4, "rank": 1, "size_local": 2}, "--data-parallel-size-local"),
         ({"size": 4, "rank": 1, "start_rank": 2}, "--data-parallel-start-rank"),
         ({"size": 4, "start_rank": 2}, "--headless"),
+        ({"size": 2, "size_local": 3}, "--data-parallel-size-local is 3"),
+        ({"size": 2, "size_local": 0, "lockstep": True}, "--data-parallel-size-local is 0"),
     ],
 )
 def test_what_does_not_go_together_is_named(given: dict[str, Any], words: str) -> None:
@@ -61,6 +64,12 @@ def test_an_engine_without_a_front_end_has_no_load_balancing(given: dict[str, An
     check_headless(options(start_rank=3))
     with pytest.raises(ConfigError, match="--headless"):
         check_headless(options(**given))
+
+
+def test_an_engine_without_a_front_end_is_one_of_all() -> None:
+    check_headless(options(start_rank=3, size=4))
+    with pytest.raises(ConfigError, match="the last rank is 3"):
+        check_headless(options(start_rank=4, size=4))
 
 
 def test_a_lockstep_engine_without_a_front_end_knows_its_group() -> None:

@@ -43,6 +43,19 @@ def test_the_one_with_the_fewest_in_flight() -> None:
     assert counts(fleet) == [2, 2, 2]
 
 
+def test_without_any_the_one_that_comes_back_or_died_last_says_why() -> None:
+    fleet = new_fleet()
+    for rank in RANKS[:2]:
+        fleet.died(rank, 0, EngineDeadError(f"engine {rank} has died", rank=rank))
+    fleet.doom({RANKS[2]: EngineDeadError("engine 2 has died", rank=2, restarting=True)})
+    with pytest.raises(EngineDeadError, match="engine 2") as caught:
+        fleet.check_serving()
+    assert caught.value.restarting
+    fleet.died(RANKS[2], 0, EngineDeadError("engine 2 has died", rank=2, restarting=True))
+    with pytest.raises(EngineDeadError, match="engine 2"):
+        fleet.check_serving()
+
+
 def test_who_has_died_gets_nothing_and_has_nothing() -> None:
     fleet = new_fleet()
     for _ in range(6):

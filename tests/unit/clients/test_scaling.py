@@ -53,10 +53,17 @@ class Processes:
 class Change:
     """One change of a session with so many engines; time by hand."""
 
-    def __init__(self, target: int, engines: int = 2, session: Session | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        target: int,
+        engines: int = 2,
+        session: Session | None = None,
+        drain_timeout: float | None = 10.0,
+        **more: Any,
+    ) -> None:
         self.session = session or new_session(engines)
         self.way = Processes(self.session, **more)
-        self.scaling = Scaling(self.session, self.way, target, 10.0, 100.0)
+        self.scaling = Scaling(self.session, self.way, target, drain_timeout, 100.0)
         self.woken = 0
 
     def begin(self) -> Change:
@@ -209,6 +216,16 @@ def test_one_change_at_a_time_and_none_of_a_closed_session() -> None:
     with pytest.raises(ClientClosedError):
         change.scaling.advance(100.0)
     change.scaling.end()
+
+
+@pytest.mark.parametrize("patience", [None, float("inf"), 1e300])
+def test_who_leaves_may_take_as_long_as_it_takes(patience: float | None) -> None:
+    session, sink = new_session(2), Sink()
+    sent = add(session, "a", sink, data_parallel_rank=1)
+    change = Change(1, session=session, drain_timeout=patience).begin()
+    assert not change.scaling.advance(1e12) and change.scaling.left(1e12) == 86_400.0
+    session.receive(outputs(output(sent.request_id, 7, finish=FinishReason.STOP), rank=1))
+    assert not change.scaling.advance(1e12) and change.way.ending == [1] and not sink.errors
 
 
 def test_an_engine_that_dies_while_it_leaves_is_let_go_at_once() -> None:

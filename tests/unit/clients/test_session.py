@@ -233,6 +233,17 @@ def test_a_death_ends_what_was_on_that_engine_and_nothing_else() -> None:
     add(session, "y", Sink())
 
 
+def test_who_is_gone_runs_nothing() -> None:
+    session = new_session(ranks=2)
+    heard: list[tuple[int, int]] = []
+    session.on_stats = lambda rank, stats: heard.append((rank, stats.num_running_reqs))
+    for rank in (0, 1):
+        session.receive(outputs(scheduler_stats=SchedulerStats(3), rank=rank))
+    session.died(EngineRank(0), 0, GONE)
+    session.let_go(EngineRank(1), GONE)
+    assert heard == [(0, 3), (1, 3), (0, 0), (1, 0)]
+
+
 def test_a_new_generation_serves_and_an_old_death_is_no_news() -> None:
     session = new_session()
     session.died(EngineRank(0), 0, GONE)

@@ -151,3 +151,8 @@ def test_a_prompt_may_carry_a_cache_salt() -> None:
         with pytest.raises(InvalidRequestError) as caught:
             cache_salt_of({"prompt": "a", "cache_salt": salt})
         assert caught.value.param == "cache_salt"
+
+
+def test_a_setting_of_the_engines_is_told_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"no setting num_engines; .*connect=muro\.ConnectConfig\(num_engines="):
+        make_choice(None, {"engine": "echo", "num_engines": 2})
