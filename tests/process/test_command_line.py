@@ -121,6 +121,12 @@ def test_settings_of_an_engine_that_dials_in(arguments: tuple[str, ...], named: 
     assert named in muro("serve", "--engine", "echo", *arguments, code=2)
 
 
+@pytest.mark.parametrize("engine", [(), ("--engine", "vllm")])
+def test_engines_of_models_take_the_length_of_a_context_when_they_dial_in(engine: tuple[str, ...]) -> None:
+    asked = ("serve", "/no/such/model", *engine, "--headless", "--max-model-len", "100")
+    assert "there is no model directory" in muro(*asked, code=2)
+
+
 def test_an_unknown_model() -> None:
     assert "demo" in muro("pull", "nonsense", code=2)
 

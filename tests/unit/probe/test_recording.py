@@ -124,3 +124,15 @@ def test_a_message_is_whole_with_zeros_for_the_arrays_that_were_not_kept() -> No
 
 def test_the_record_of_a_message() -> None:
     assert record(Role.INPUT, TO_ENGINE, b"\0", b"\x90").payloads == [b"\0", b"\x90"]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_it_may_come_through_a_pipe(missing: int) -> None:
+    there, here = os.pipe()
+    data = recording_of(RECORDS)
+    with open(there, "rb") as file:
+        with open(here, "wb") as writer:
+            writer.write(data[: len(data) - missing])
+        recording = read_recording(file, "it")
+        assert list(recording.records()) == RECORDS[: len(RECORDS) - missing]
+        assert recording.cut_off == bool(missing)
