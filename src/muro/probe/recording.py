@@ -19,6 +19,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from muro.config import LONGEST
 from muro.errors import ConfigError
 
 MAGIC: Final = b"muro-wire-recording 1\n"
@@ -217,9 +218,12 @@ class Recording:
         count = 0
         while (block := self._block()) is not None:
             try:
-                yield self._decoder.decode(block)
+                record = self._decoder.decode(block)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ConfigError(f"{self._name} is damaged after {count} records: {error}") from error
+            if not abs(record.at) <= LONGEST or any(frame.size < 0 for frame in record.frames):
+                raise ConfigError(f"{self._name} is damaged after {count} records: a time or a size is none")
+            yield record
             count += 1
 
     def _block(self) -> bytes | None:
