@@ -15,6 +15,9 @@ import msgspec
 
 from muro.errors import ConfigError
 
+LONGEST = 1e9
+"""Seconds, about thirty years: what every clock and poll can wait for."""
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds at the doors of an engine; what is over a bound costs one request, never the engine."""
@@ -39,6 +42,14 @@ class CurveKeys(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"CurveKeys(server={self.server!r}, public={self.public!r}, secret=...)"
+
+
+def _check_finite(config: msgspec.Struct, *names: str) -> None:
+    """Refuse times that no clock can wait for, and nan. Raises ConfigError."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not abs(value) <= LONGEST:
+            raise ConfigError(f"{name} is {value:g}; it must be a number of seconds, {LONGEST:.0f} at most")
 
 
 class LockstepConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +137,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"rank is {self.rank}; it must lie in 0 ... 65535")
         if self.lockstep is not None and self.rank >= self.lockstep.size > 1:
             raise ConfigError(f"rank {self.rank} cannot be one of {self.lockstep.size} lockstep ranks")
+        _check_finite(self, "handshake_timeout", "shutdown_timeout")
         if self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}; it must not be negative")
 
@@ -144,6 +156,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     window: float = 300.0
 
     def __post_init__(self) -> None:
+        _check_finite(self, "backoff_first", "backoff_max", "window")
         if not 0 <= self.backoff_first <= self.backoff_max:
             raise ConfigError(
                 f"backoff_first is {self.backoff_first}; it must lie in 0 ... backoff_max ({self.backoff_max})"
@@ -225,6 +238,12 @@ class ConnectConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("curve_dir and insecure_tcp exclude each other")
         if self.curve_dir is None and self.curve_secret_fd is not None:
             raise ConfigError("curve_secret_fd gives the secret key alone; curve_dir says where the peers' keys are")
+        if self.host is None and self.ray is None and self.handshake_port:
+            raise ConfigError(
+                f"handshake_port is {self.handshake_port}, and host, the address at which engines dial it, is not set; "
+                "127.0.0.1 is this machine's own"
+            )
+        _check_finite(self, "startup_timeout", "close_timeout", "stall_limit")
         if self.startup_timeout <= 0:
             raise ConfigError(f"startup_timeout is {self.startup_timeout}; it must be positive")
         if self.stall_limit is not None and self.stall_limit < 0:

@@ -131,6 +131,12 @@ def test_an_engine_for_which_no_front_end_comes_says_so_once() -> None:
     assert said.count("and got no INIT in 1 s") == 1 and "Traceback" not in said
 
 
+@pytest.mark.parametrize("engine", [(), ("--engine", "vllm")])
+def test_engines_of_models_take_the_length_of_a_context_when_they_dial_in(engine: tuple[str, ...]) -> None:
+    asked = ("serve", "/no/such/model", *engine, "--headless", "--max-model-len", "100")
+    assert "there is no model directory" in muro(*asked, code=2)
+
+
 def test_an_unknown_model() -> None:
     assert "demo" in muro("pull", "nonsense", code=2)
 

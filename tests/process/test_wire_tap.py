@@ -212,6 +212,19 @@ def test_over_ipc(tmp_path: Path) -> None:
         assert heard(ends.engine_inputs[0]) == [b"\1", pack(["a"])]
 
 
+def test_it_passes_on_when_nobody_reads_what_it_says() -> None:
+    """As under `muro wire tap ... | head -1`."""
+    with Ends() as ends, tapped(ends.address) as tap:
+        assert tap.process.stdout is not None and tap.process.stderr is not None
+        tap.process.stdout.close()
+        ends.join(tap.address)
+        ends.to_engine(0, b"\1", pack(["a"]))
+        assert heard(ends.engine_inputs[0]) == [b"\1", pack(["a"])]
+        tap.process.send_signal(signal.SIGINT)
+        assert tap.process.wait(PATIENCE) == 0, tap.process.stderr.read()
+        assert tap.process.stderr.read() == ""
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -219,6 +232,8 @@ def test_over_ipc(tmp_path: Path) -> None:
         (["--listen", HERE, "--to", "tcp://10.0.0.1:5555"], "--insecure-tcp"),
         (["--listen", HERE, "--to", "tcp://127.0.0.1:0"], "names no port"),
         (["--listen", "here", "--to", HERE], "is no address"),
+        (["--listen", "tcp://127.0.0.1:9", "--to", "tcp://127.0.0.1:9"], "the tap would dial itself"),
+        (["--listen", "tcp://0.0.0.0:0", "--to", "tcp://127.0.0.1:9", "--insecure-tcp"], "every interface"),
         (["--listen", HERE, "--to", "tcp://127.0.0.1:9", "--record", "{file}"], "never overwritten"),
     ],
 )

@@ -85,11 +85,19 @@ def text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _place(url: str) -> tuple[str, int]:
+    """Host and port. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "http" and parts.hostname:
+            return parts.hostname, parts.port or 80
+    except ValueError:  # no port, or no IPv6 address
+        pass
+    raise ConfigError(f"{url!r} is no address to put load on; http://127.0.0.1:8000 is one")
+
+
 async def _run(load: Load) -> dict[str, Any]:
-    parts = urlsplit(load.url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise ConfigError(f"{load.url!r} is no address to put load on; http://127.0.0.1:8000 is one")
-    place = (parts.hostname, parts.port or 80)
+    place = _place(load.url)
     gaps: array[float] = array("d")
     loop = asyncio.get_running_loop()
     connections = []

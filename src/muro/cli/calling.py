@@ -33,8 +33,8 @@ class Caller:
     """
 
     def __init__(self, url: str, key: str | None = None, *, patience: float | None = PATIENCE) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             self._host, self._port = parts.hostname or "", parts.port
         except ValueError as error:
             raise ConfigError(f"{url} is not the address of a server: {error}") from None

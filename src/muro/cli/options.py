@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from muro.cli.rank_options import RankOptions
-from muro.config import RestartPolicy
+from muro.config import LONGEST, RestartPolicy
 from muro.errors import ConfigError
 
 O = TypeVar("O", bound=msgspec.Struct)  # noqa: E741
@@ -282,6 +282,7 @@ def flags(options: type[O]) -> Callable[[Callable[[O], None]], Callable[..., Non
 
     def decorate(command: Callable[[O], None]) -> Callable[..., None]:
         def run(**values: Any) -> None:
+            _check_numbers(values)
             command(options(**values))
 
         hints = get_type_hints(options, include_extras=True)
@@ -302,6 +303,13 @@ def flags(options: type[O]) -> Callable[[Callable[[O], None]], Callable[..., Non
         return run
 
     return decorate
+
+
+def _check_numbers(values: dict[str, Any]) -> None:
+    """Refuse what is no amount of anything: infinity and nan, which parse as numbers. Raises ConfigError."""
+    for name, value in values.items():
+        if isinstance(value, float) and not abs(value) <= LONGEST:
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: this must be a number, of {LONGEST:.0f} at most")
 
 
 def engine_options(options: ServeOptions) -> dict[str, Any]:

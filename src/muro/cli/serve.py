@@ -208,7 +208,7 @@ def _check_serving(options: ServeOptions) -> None:
 
 def _check_dialling(options: ServeOptions) -> None:
     """Refuse what makes no sense for an engine that dials in. Raises ConfigError."""
-    from muro.llm.words import MODEL_ENGINE
+    from muro.llm.words import MODEL_ENGINES
     from muro.wire.releases import layout_for
 
     if options.curve_dir is not None and options.insecure_tcp:
@@ -220,7 +220,7 @@ def _check_dialling(options: ServeOptions) -> None:
     if options.api_server_count > 1:
         raise ConfigError("--api-server-count is for front-ends; with --headless nobody serves HTTP")
     layout_for(options.peer_release)
-    if options.max_model_len is not None and (options.engine or MODEL_ENGINE) != MODEL_ENGINE:
+    if options.max_model_len is not None and options.engine not in (None, *MODEL_ENGINES):
         raise ConfigError(
             f"--max-model-len is not known to the engine {options.engine!r}; if it has such an option, say "
             f"--engine-option max_model_len={options.max_model_len}"

@@ -264,14 +264,22 @@ def _header(options: TapOptions, listen: str) -> Header:
 
 
 def _tell(words: str) -> None:
+    """Say something, unless whoever listened has gone: messages pass as before."""
+    import os
+
     from muro.probe.show import printable
 
-    print(printable(words), flush=True)
+    try:
+        print(printable(words), flush=True)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(null, sys.stdout.fileno())  # also for what is still in the buffer
+        os.close(null)
 
 
 def _print_counts(journal: Journal, recorder: Recorder | None, file: str | None) -> None:
     for (role, direction), count in sorted(journal.messages.items()):
-        print(f"{role.value:<15} {direction.value:<11} {count:>9} messages {journal.bytes[role, direction]:>13} bytes")
+        _tell(f"{role.value:<15} {direction.value:<11} {count:>9} messages {journal.bytes[role, direction]:>13} bytes")
     if recorder is not None:
         missed = f", {recorder.missed} more were not recorded: {recorder.problem}" if recorder.missed else ""
-        print(f"recorded {recorder.records} records, {recorder.size} bytes, in {file}{missed}")
+        _tell(f"recorded {recorder.records} records, {recorder.size} bytes, in {file}{missed}")

@@ -72,4 +72,8 @@ class Arrivals:
     def _count_stranger(self) -> None:
         self.strangers += 1
         if self.strangers & (self.strangers - 1) == 0:  # 1, 2, 4, 8 ...: a flood stays readable
-            log.warning("%d connections to the %s socket were no engine's", self.strangers, self._door)
+            log.warning(
+                "%d connections to the %s socket were no engine's, or of a rank that is taken",
+                self.strangers,
+                self._door,
+            )

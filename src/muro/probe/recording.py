@@ -19,6 +19,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from muro.config import LONGEST
 from muro.errors import ConfigError
 
 MAGIC: Final = b"muro-wire-recording 1\n"
@@ -208,7 +209,6 @@ class Recording:
         self._file = file
         self._name = name
         self._decoder = msgspec.msgpack.Decoder(Record)
-        self._whole = file.tell()
         self.header = header
         self.cut_off = False
         """Whether the file ended within a record; known when `records` is done."""
@@ -218,15 +218,16 @@ class Recording:
         count = 0
         while (block := self._block()) is not None:
             try:
-                yield self._decoder.decode(block)
+                record = self._decoder.decode(block)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ConfigError(f"{self._name} is damaged after {count} records: {error}") from error
+            if not abs(record.at) <= LONGEST or any(frame.size < 0 for frame in record.frames):
+                raise ConfigError(f"{self._name} is damaged after {count} records: a time or a size is none")
+            yield record
             count += 1
 
     def _block(self) -> bytes | None:
-        block = _read_block(self._file, self._name)
-        self.cut_off = block is None and self._file.tell() != self._whole
-        self._whole = self._file.tell()
+        block, self.cut_off = _read_block(self._file, self._name)
         return block
 
 
@@ -238,7 +239,7 @@ def read_recording(file: BinaryIO, name: str) -> Recording:
             version = start.removeprefix(_FAMILY).strip().decode("ascii", "replace")
             raise ConfigError(f"{name} is a recording of version {version!r}; this muro reads version 1")
         raise ConfigError(f"{name} is no recording of `muro wire tap`")
-    block = _read_block(file, name)
+    block, _ = _read_block(file, name)
     if block is None:
         raise ConfigError(f"{name} has been cut off before its first record")
     try:
@@ -247,16 +248,16 @@ def read_recording(file: BinaryIO, name: str) -> Recording:
         raise ConfigError(f"{name} is damaged in its header: {error}") from error
 
 
-def _read_block(file: BinaryIO, name: str) -> bytes | None:
-    """The next block; None at the end of the file, also where it ends within a block."""
+def _read_block(file: BinaryIO, name: str) -> tuple[bytes | None, bool]:
+    """The next block, or None at the end of the file; and whether that is within a block. The file may be a pipe."""
     prefix = file.read(_PREFIX)
     if len(prefix) < _PREFIX:
-        return None
+        return None, bool(prefix)
     length = int.from_bytes(prefix, "big")
     if length > MAX_RECORD_BYTES:
         raise ConfigError(f"{name} is damaged: it claims a record of {length} bytes")
     block = file.read(length)
-    return block if len(block) == length else None
+    return (block, False) if len(block) == length else (None, True)
 
 
 @contextlib.contextmanager

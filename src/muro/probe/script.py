@@ -200,6 +200,12 @@ def script_of(messages: Iterable[Message]) -> Script:
         raise ConfigError(
             f"an engine of the recording has the identity {wrong[0]}, which is no rank; it cannot be played"
         )
+    for saying in script.said:
+        if not 0 <= saying.client < script.clients:
+            raise ConfigError(
+                f"the recording has a message of front-end process {saying.client}, and its INIT names "
+                f"{script.clients} of them; it cannot be played"
+            )
     return script
 
 

@@ -17,7 +17,7 @@ from muro.probe.journal import Journal
 from muro.probe.line import Waiting
 from muro.probe.link import Link, Setting, status
 from muro.probe.recording import Role
-from muro.transport.endpoint import EndpointDirectory, check_clear, parse_address
+from muro.transport.endpoint import EndpointDirectory, check_clear, parse_address, tcp_endpoint
 from muro.transport.monitor import Change, Monitor
 from muro.transport.pump import Pump
 from muro.transport.sockets import Frame, Socket, bind_router, bound_address, close, receive_from, send_nowait
@@ -38,6 +38,10 @@ def check_addresses(listen: str, to: str, insecure: bool) -> None:
     there = parse_address(to)
     if there.port == 0 and not there.is_ipc:
         raise ConfigError(f"{to} names no port; --to is where the front-end waits for its engines")
+    if there == (here := parse_address(listen)):
+        raise ConfigError(f"--listen and --to are both {to}: the tap would dial itself; --listen is where engines dial")
+    if not here.is_ipc:
+        tcp_endpoint(here.host)  # engines are told to dial this host, so it must be one
 
 
 class Tap:

@@ -40,7 +40,7 @@ class Result(msgspec.Struct):
         if not self.differences:
             lines.append("no difference")
         else:
-            lines.append(f"{len(self.differences)} differences:")
+            lines.append("1 difference:" if len(self.differences) == 1 else f"{len(self.differences)} differences:")
             lines += [f"  {difference}" for difference in self.differences[:SHOWN]]
         if len(self.differences) > SHOWN:
             lines.append(f"  ... and {len(self.differences) - SHOWN} more (--json has them all)")

@@ -32,6 +32,14 @@ def test_a_field_is_a_flag_with_its_default_and_its_help() -> None:
     assert "count" in run(app, ["--help"]).output
 
 
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e300"])
+def test_what_is_no_amount_is_refused(number: str) -> None:
+    run = flags(ServeOptions)(lambda options: None)
+    with pytest.raises(ConfigError, match="--startup-timeout"):
+        run(startup_timeout=float(number))
+    run(startup_timeout=0.5)
+
+
 def test_options_of_the_engine() -> None:
     options = ServeOptions(engine_option=["step-ms=20", "path=a=b"], max_num_seqs=4)
     assert engine_options(options) == {"step_ms": "20", "path": "a=b", "max_num_seqs": 4}

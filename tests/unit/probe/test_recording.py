@@ -124,3 +124,23 @@ def test_a_message_is_whole_with_zeros_for_the_arrays_that_were_not_kept() -> No
 
 def test_the_record_of_a_message() -> None:
     assert record(Role.INPUT, TO_ENGINE, b"\0", b"\x90").payloads == [b"\0", b"\x90"]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_it_may_come_through_a_pipe(missing: int) -> None:
+    there, here = os.pipe()
+    data = recording_of(RECORDS)
+    with open(there, "rb") as file:
+        with open(here, "wb") as writer:
+            writer.write(data[: len(data) - missing])
+        recording = read_recording(file, "it")
+        assert list(recording.records()) == RECORDS[: len(RECORDS) - missing]
+        assert recording.cut_off == bool(missing)
+
+
+@pytest.mark.parametrize(("at", "size"), [(float("inf"), 1), (float("nan"), 1), (1e300, 1), (1.0, -1)])
+def test_times_and_sizes_that_are_none_are_damage(at: float, size: int) -> None:
+    wrong = Record(at, TO_ENGINE, Role.INPUT, b"\0\0", 0, 0, [KeptFrame(b"", size, Kept.HASHED)])
+    recording = read_recording(io.BytesIO(recording_of([RECORDS[0], wrong])), "it")
+    with pytest.raises(ConfigError, match="damaged after 1 records: a time or a size"):
+        list(recording.records())

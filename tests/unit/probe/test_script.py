@@ -178,3 +178,9 @@ def test_a_result_in_words() -> None:
 def test_pace() -> None:
     assert [Pace(speed).after(3.0) for speed in (1.0, 2.0, 0.0)] == [3.0, 1.5, 0.0]
     assert Pace(1.0).after(-1.0) == 0.0
+
+
+@pytest.mark.parametrize("client", [1, -1])
+def test_a_process_that_init_does_not_name_is_refused(client: int) -> None:
+    with pytest.raises(ConfigError, match="INIT names 1 of them"):
+        script(added(ask("a"), client=client))

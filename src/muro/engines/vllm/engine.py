@@ -6,6 +6,7 @@ sleep modes only level 0, which is a pause of ours, is offered, and its data-par
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def create_engine(model: str | None, options: dict[str, Any], report: Report) ->
     """
     if model is None:
         raise ConfigError("the vllm engine needs a model directory; the demo model: muro pull demo --with-weights")
+    if find_spec("vllm") is None:  # before a model is fetched for it
+        raise MissingExtraError("hosting vLLM's engine", "vllm")
     directory = pulled(model, home()) or Path(model)
     if any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors")):
         raise ConfigError(

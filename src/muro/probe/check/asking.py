@@ -24,10 +24,13 @@ class Api:
     """One front-end's API at `url`, as http://HOST:PORT."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or parts.hostname is None:
+        try:
+            parts = urlsplit(url)
+            self._host, self._port = parts.hostname or "", parts.port or 80
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is no address of an HTTP API: {error}") from None
+        if parts.scheme != "http" or not self._host:
             raise ConfigError(f"{url!r} is no address of an HTTP API; http://127.0.0.1:8000 works")
-        self._host, self._port = parts.hostname, parts.port or 80
         self._model = ""
         self._asks: list[UserAsk] = []
 

@@ -206,7 +206,9 @@ def logprobs(exam: Exam) -> str:
 @case("Silently shortening it would answer another question.")
 def long_prompt(exam: Exam) -> str:
     """A prompt longer than the model ends with ERROR."""
-    length = int(exam.ready["max_model_len"]) + 1
+    if (longest := exam.max_model_len) is None:
+        raise NotAsked("its ready response does not say how long its model is")
+    length = longest + 1
     if length > LONGEST_PROMPT:
         raise NotAsked(f"a prompt of {length} tokens is too long to try")
     course = exam.run(exam.request([5] * length))
@@ -290,8 +292,8 @@ def wake_up(exam: Exam) -> str:
 
 def running(exam: Exam) -> Any:
     """A request that has given a token and goes on."""
-    room = int(exam.ready["max_model_len"]) - 64
-    request = exam.request(max_tokens=min(FOREVER, room))
+    room = FOREVER if exam.max_model_len is None else exam.max_model_len - 64
+    request = exam.request(max_tokens=max(1, min(FOREVER, room)))
     course = exam.add(request)
     exam.until(lambda: course.outputs > 0, "no first token of a request")
     return request

@@ -209,6 +209,12 @@ class Exam:
 
     # What cases ask with.
 
+    @property
+    def max_model_len(self) -> int | None:
+        """As the ready response says it; None if it says no such number."""
+        said = self.ready.get("max_model_len")
+        return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None
+
     def send(self, *frames: Frame, client: int = 0) -> None:
         """Frames as they are, the type byte first. Raises Lost."""
         if not self.link.send(client, self.identity, frames):

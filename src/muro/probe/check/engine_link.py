@@ -125,8 +125,9 @@ class EngineSockets:
         if self._pid is not None:
             try:
                 self._process = os.pidfd_open(self._pid)
-            except OSError as error:
-                raise ConfigError(f"process {self._pid} cannot be watched: {error.strerror}") from error
+            except (OSError, OverflowError) as error:
+                why = error.strerror if isinstance(error, OSError) else "there is no such number"
+                raise ConfigError(f"process {self._pid} cannot be watched: {why}") from error
         endpoint = parse_address(self._address)
         self._add(HANDSHAKE, bind_router(self._address))
         if endpoint.is_ipc:

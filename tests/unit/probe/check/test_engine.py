@@ -32,6 +32,17 @@ def test_a_fault_is_found_and_nothing_else(name: str) -> None:
     assert not report.passed
 
 
+@pytest.mark.parametrize("said", [None, "long", -1, True])
+def test_an_engine_that_does_not_say_how_long_its_model_is_is_examined_to_the_end(said: object) -> None:
+    def spoil(client: int, ready: dict[str, object]) -> dict[str, object]:
+        return {**ready, "max_model_len": said}
+
+    report = examine(EngineHooks(ready_response=spoil))
+    assert {finding.case.name for finding in report.failures} <= {"ready_keys"}, str(report)
+    not_asked = {finding.case.name for finding in report.findings if finding.outcome is Outcome.NOT_ASKED}
+    assert not_asked == {"death_notice", "long_prompt"}
+
+
 def test_every_case_can_fail() -> None:
     found = {case for broken in BROKEN_ENGINES.values() for case in broken.cases}
     assert {case.name for case in ENGINE_CASES} - found == set()
