@@ -24,7 +24,8 @@ class RankOptions(RayOptions, frozen=True, kw_only=True):
     """Named as those of `vllm serve`, save what is lockstep, which vLLM reads off the model, and the balance."""
 
     data_parallel_size: Annotated[
-        int, typer.Option("--data-parallel-size", "-dp", min=1, help="Engines in all.", rich_help_panel=_MANY)
+        int,
+        typer.Option("--data-parallel-size", "-dp", min=1, max=65536, help="Engines in all.", rich_help_panel=_MANY),
     ] = 1
     data_parallel_size_local: Annotated[
         int | None,
@@ -139,6 +140,11 @@ def check_headless(options: RankOptions) -> None:
             "--headless is an engine of a front-end elsewhere that has all ranks, and --data-parallel-start-rank says "
             "which one; --data-parallel-hybrid-lb, -external-lb and -rank are for front-ends beside their engines"
         )
+    rank, size = options.data_parallel_start_rank, options.data_parallel_size
+    if rank >= size > 1:  # who does not say how many there are gets 1
+        raise ConfigError(
+            f"--data-parallel-start-rank is {rank}, and --data-parallel-size {size}: the last rank is {size - 1}"
+        )
 
 
 def group_elsewhere(options: RankOptions, address: str) -> LockstepConfig | None:
@@ -155,6 +161,10 @@ def _internal(options: RankOptions) -> Ranks:
         raise ConfigError(
             "--data-parallel-start-rank goes with --headless or --data-parallel-hybrid-lb; a front-end for all ranks "
             "begins at 0"
+        )
+    if local is not None and local > size:
+        raise ConfigError(
+            f"--data-parallel-size-local is {local}, and --data-parallel-size {size}: no more than that can be here"
         )
     lockstep = LockstepConfig() if options.data_parallel_lockstep else None
     return Ranks(0, size, size if local is None else local, lockstep)

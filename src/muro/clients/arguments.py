@@ -53,6 +53,12 @@ def check_timeout(timeout: Any) -> None:
         raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds, or None to wait for ever")
 
 
+def check_drain_timeout(timeout: Any) -> None:
+    """Raises UsageError unless it is a number of seconds from 0 on; infinity is for ever."""
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise UsageError(f"drain_timeout is {timeout!r}; it must be a number of seconds, from 0 on")
+
+
 def check_size(frames: list[Frame], largest: int) -> list[Frame]:
     """Raises LocalProtocolError for a message over the limit in bytes."""
     size = len(frames[0]) + len(frames[1]) + sum(memoryview(frame).nbytes for frame in frames[2:])

@@ -202,7 +202,9 @@ class _Startup:
         except RemoteProtocolError:
             rank = None
         if rank in self._plan.expected:
-            raise self._failed(rank, f"it broke the handshake: {error}") from error
+            hint = f"perhaps another engine that was started elsewhere dials as rank {rank}, too"
+            also = f"; {hint}" if self.greeters is not None else ""
+            raise self._failed(rank, f"it broke the handshake: {error}{also}") from error
         self._refused = [*self._refused, str(error)][-_REFUSED_KEPT:]
 
     def _ended(self, rank: EngineRank) -> None:

@@ -49,6 +49,7 @@ def test_ranks(given: dict[str, Any], ranks: Ranks) -> None:
         ({"size": 4, "rank": 1, "size_local": 2}, "--data-parallel-size-local"),
         ({"size": 4, "rank": 1, "start_rank": 2}, "--data-parallel-start-rank"),
         ({"size": 4, "start_rank": 2}, "--headless"),
+        ({"size": 2, "size_local": 3}, "--data-parallel-size-local is 3"),
     ],
 )
 def test_what_does_not_go_together_is_named(given: dict[str, Any], words: str) -> None:
@@ -61,6 +62,12 @@ def test_an_engine_without_a_front_end_has_no_load_balancing(given: dict[str, An
     check_headless(options(start_rank=3))
     with pytest.raises(ConfigError, match="--headless"):
         check_headless(options(**given))
+
+
+def test_an_engine_without_a_front_end_is_one_of_as_many_as_there_are() -> None:
+    check_headless(options(size=4, start_rank=3))
+    with pytest.raises(ConfigError, match="the last rank is 3"):
+        check_headless(options(size=4, start_rank=4))
 
 
 def test_a_lockstep_engine_without_a_front_end_knows_its_group() -> None:
