@@ -54,6 +54,25 @@ def test_it_comes_back_at_the_same_addresses(keeper: CoordinatorKeeper, peers: t
         assert keeper.pid != pid
 
 
+@pytest.mark.slow
+def test_one_that_is_stopped_is_killed_and_one_that_is_idle_is_not() -> None:
+    keeper = CoordinatorKeeper(coordinator_config(1, EndpointDirectory(), "127.0.0.1"), stuck_after=6.0)
+    keeper.start()
+    try:
+        idle = keeper.pid or 0
+        until(lambda: keeper._moved_at >= 7.0, within=30, what="it was seen to move for longer than that")
+        assert keeper.pid == idle
+        os.kill(idle, signal.SIGSTOP)
+        until(lambda: keeper.generation == 1, within=40)
+        process_ended(idle)
+        engine = Engine(keeper.config, 0)
+        engine.send(b"\x01")
+        assert engine.next() == [b"READY"]
+        engine.close()
+    finally:
+        keeper.stop(5)
+
+
 @pytest.mark.cases
 def test_fc08_junk_from_strangers(keeper: CoordinatorKeeper, peers: tuple[Engine, FrontEnd]) -> None:
     engine, front_end = peers

@@ -153,6 +153,24 @@ def test_a_dead_engine_that_nobody_restarts_makes_room_for_another() -> None:
         assert [(status.rank, status.state) for status in client.engines()] == [(1, "serving"), (2, "serving")]
 
 
+def test_who_was_to_leave_stays_when_the_last_other_one_dies() -> None:
+    async def test() -> None:
+        async with await connect_async(settings(2, RestartPolicy())) as client:
+            stream = client.generate(long("long", 400, 1))
+            first = await anext(stream)
+            scaling = asyncio.ensure_future(client.scale(1))
+            await asyncio.sleep(0)
+            dead = client.engines()[0]
+            assert dead.pid is not None and client.engines()[1].state == "leaving"
+            os.kill(dead.pid, signal.SIGKILL)
+            await scaling
+            assert [status.state for status in client.engines()] == ["dead", "serving"]
+            assert len(tokens([output async for output in client.generate(long("new", 5))])) == 5
+            assert len(tokens([first, *[output async for output in stream]])) == 400
+
+    asyncio.run(test())
+
+
 def test_new_engines_that_do_not_come_up() -> None:
     with connect(settings(1)) as client:
         client._link._replacer._config = settings(1, num_blocks=-1)  # type: ignore[attr-defined]

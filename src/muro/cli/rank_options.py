@@ -24,7 +24,8 @@ class RankOptions(RayOptions, frozen=True, kw_only=True):
     """Named as those of `vllm serve`, save what is lockstep, which vLLM reads off the model, and the balance."""
 
     data_parallel_size: Annotated[
-        int, typer.Option("--data-parallel-size", "-dp", min=1, help="Engines in all.", rich_help_panel=_MANY)
+        int,
+        typer.Option("--data-parallel-size", "-dp", min=1, max=65536, help="Engines in all.", rich_help_panel=_MANY),
     ] = 1
     data_parallel_size_local: Annotated[
         int | None,
@@ -142,7 +143,7 @@ def check_headless(options: RankOptions) -> None:
             "which one; --data-parallel-hybrid-lb, -external-lb and -rank are for front-ends beside their engines"
         )
     rank, size = options.data_parallel_start_rank, options.data_parallel_size
-    if rank >= size > 1:
+    if rank >= size > 1:  # who does not say how many there are gets 1
         raise ConfigError(
             f"--data-parallel-start-rank is {rank}, and --data-parallel-size {size}: the last rank is {size - 1}"
         )

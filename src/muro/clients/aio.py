@@ -175,7 +175,6 @@ class AsyncMPClient:
     async def scale(self, engines: int, *, drain_timeout: float | None = DRAIN_TIMEOUT) -> None:
         """See `EngineCoreClient.scale`; cancelling it is as an interrupt there."""
         self._check_here()
-        check_timeout(drain_timeout, "drain_timeout")
         scaling = Scaling(self._session, self._link, engines, drain_timeout, self._loop.time())
         scaling.begin(self._wake_all)
         try:

@@ -47,10 +47,16 @@ def id_list(ids: Any) -> list[str]:
     return listed
 
 
-def check_timeout(timeout: Any, name: str = "timeout") -> None:
+def check_timeout(timeout: Any) -> None:
     """Raises UsageError unless it is a number of seconds, or None."""
     if timeout is not None and (not isinstance(timeout, int | float) or math.isnan(timeout)):
-        raise UsageError(f"{name} is {timeout!r}; it must be a number of seconds, or None to wait for ever")
+        raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds, or None to wait for ever")
+
+
+def check_drain_timeout(timeout: Any) -> None:
+    """Raises UsageError unless it is a number of seconds from 0 on, or None."""
+    if timeout is not None and (not isinstance(timeout, int | float) or not timeout >= 0):
+        raise UsageError(f"drain_timeout is {timeout!r}; it must be a number of seconds from 0 on, or None for ever")
 
 
 def check_size(frames: list[Frame], largest: int) -> list[Frame]:

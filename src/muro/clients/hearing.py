@@ -46,7 +46,7 @@ def hear(event: Event, session: Session, way: Way) -> None:
             way.forget(event.rank)
         case EngineUnborn():
             if session.scaling is not None:
-                session.scaling.unborn(event.rank, event.error)
+                session.scaling.unborn(event.rank, event.generation, event.error)
 
 
 def hear_coordinator(news: Publication, session: Session, way: Way, now: float) -> None:

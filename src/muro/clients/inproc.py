@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from muro.clients.engine import KnownEngine
 from muro.clients.session import Message, Session
@@ -170,7 +170,7 @@ class LocalEngine:
         """Raises UsageError: there is one engine, in this process."""
         raise UsageError("an engine in this process is the only one; for several, use muro.connect")
 
-    def grow(self, rank: EngineRank) -> Callable[[], None]:
+    def grow(self, rank: EngineRank) -> NoReturn:
         """See `started_here`."""
         raise UsageError("an engine in this process is the only one; for several, use muro.connect")
 

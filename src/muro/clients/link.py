@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from muro.clients.coordination import Coordination
-from muro.clients.parts import Entry, Successors, Watcher
+from muro.clients.parts import Entry, Start, Successors, Watcher
 from muro.clients.session import Message, Session, Unreadable
 from muro.clients.silence import SilentEngines
 from muro.clients.traffic import Traffic
@@ -234,8 +234,8 @@ class Link:
             raise UsageError(f"the number of engines cannot be changed: {self.fixed}")
         return [rank for rank in self._reported if self._supervisor.status(rank) is not None]
 
-    def grow(self, rank: EngineRank) -> Callable[[], None]:
-        """Start an engine of a new rank; returns what gives that up. Raises StartupError."""
+    def grow(self, rank: EngineRank) -> Start:
+        """Start an engine of a new rank. Raises StartupError."""
         return self._supervisor.grow(rank)
 
     def let_go(self, rank: EngineRank) -> None:

@@ -40,6 +40,17 @@ class Successors(Protocol):
         ...
 
 
+class Start(Protocol):
+    """The start of an engine that is under way."""
+
+    @property
+    def generation(self) -> Generation: ...
+
+    def cancel(self) -> None:
+        """Give it up; does not wait."""
+        ...
+
+
 class Watcher(Protocol):
     """Who knows how the engines' processes are; see `launch.supervisor.Supervisor`."""
 
@@ -57,7 +68,7 @@ class Watcher(Protocol):
 
     def lost(self, rank: EngineRank, error: EngineDeadError) -> None: ...
 
-    def grow(self, rank: EngineRank) -> Callable[[], None]: ...
+    def grow(self, rank: EngineRank) -> Start: ...
 
     def let_go(self, rank: EngineRank, timeout: float) -> None: ...
 

@@ -174,7 +174,6 @@ class ThreadsClient:
         """See `EngineCoreClient.scale`."""
         self._seat.check_may_wait()
         self._enter()
-        check_timeout(drain_timeout, "drain_timeout")
         waiter, clock = Waiter(), time.monotonic
         scaling = Scaling(self._session, self._link, engines, drain_timeout, clock())
         over = False

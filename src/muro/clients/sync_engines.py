@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from muro.clients.parts import Start
 from muro.clients.session import Message, Unreadable
 from muro.clients.status import Watched
 from muro.errors import EngineDeadError
@@ -37,7 +38,7 @@ class Engines(Watched, Protocol):
 
     def started_here(self) -> Iterable[EngineRank]: ...
 
-    def grow(self, rank: EngineRank) -> Callable[[], None]: ...
+    def grow(self, rank: EngineRank) -> Start: ...
 
     def let_go(self, rank: EngineRank) -> None: ...
 

@@ -22,13 +22,15 @@ from muro.wire.progress import SERVING
 
 log = logging.getLogger(__name__)
 
+_RELAYING = b"relaying"
+
 
 def run_coordinator(context: ChildContext) -> int:
     """Target of a spawned child: run the coordinator of `context.payload`; returns the exit code."""
     config = msgspec.convert(context.payload, CoordinatorConfig)
     set_level(config.log_level)
     with Wakeup() as stop, StopSignals(stop.set):
-        coordinator = Coordinator(config, stop)
+        coordinator = Coordinator(config, stop, lambda: context.page.turns_to(_RELAYING, 0))
         code, phase = ExitCode.STARTUP_FAILED, "start"
         try:
             coordinator.open()

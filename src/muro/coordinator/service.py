@@ -48,12 +48,20 @@ class Coordinator:
     Args:
         config: addresses, and whom to serve.
         stop: set when it is to end.
+        on_turn: called in each turn of its loop, at least every `PUBLISH_AT_LEAST` seconds: it is alive.
         clock: monotonic seconds.
     """
 
-    def __init__(self, config: CoordinatorConfig, stop: Wakeup, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        stop: Wakeup,
+        on_turn: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._config = config
         self._stop = stop
+        self._on_turn = on_turn
         self._clock = clock
         self._stopped = False
         self._wave = CoordinatorWave()
@@ -89,6 +97,7 @@ class Coordinator:
         pump.add(self._output, lambda: self._read(self._output, self._take_report))
         pump.add(self._stats, lambda: self._read(self._stats, self._take_notice))
         while not self._stopped:
+            self._on_turn()
             now = self._clock()
             if now >= self._board.due():
                 self._publish_all(now)

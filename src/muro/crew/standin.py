@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from muro.clients.parts import Start
 from muro.crew.doors import ServerDoors
 from muro.crew.line import Line
 from muro.crew.words import EngineEvent, Standing
@@ -107,7 +108,7 @@ class StandIn:
     def lost(self, rank: EngineRank, error: EngineDeadError) -> None:
         log.error("engine %d is not watched from here: %s", rank, error.message)
 
-    def grow(self, rank: EngineRank) -> Callable[[], None]:
+    def grow(self, rank: EngineRank) -> Start:
         raise UsageError("engines are started by the parent of the servers")
 
     def let_go(self, rank: EngineRank, timeout: float) -> None:

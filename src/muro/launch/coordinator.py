@@ -2,6 +2,7 @@
 
 Engines and front-ends go on without it: engines keep dialling its addresses, which stay the same, and front-ends
 balance by what they have in flight themselves. So a death is a word in the log, and a restart after a pause that grows.
+But engines that start wait for it. So one that does nothing any more, stopped or stuck, is killed.
 
 Invariants:
 - One thread watches. It alone replaces the child.
@@ -24,6 +25,7 @@ from muro.errors import StartupError
 from muro.launch import shutdown
 from muro.launch.restart import RankState, Restarts
 from muro.launch.spawn import Child, spawn
+from muro.launch.watchdog import OwnTime
 from muro.transport.endpoint import EndpointDirectory, ipc_endpoint, tcp_endpoint
 from muro.transport.pump import Pump
 from muro.transport.sockets import bind_pull, bound_address, close
@@ -34,7 +36,11 @@ TARGET: Final = "muro.coordinator.main:run_coordinator"
 """What a coordinator's process calls."""
 START_TIMEOUT = 30.0
 """Seconds until a coordinator that was started must listen."""
+STUCK_AFTER = 20.0
+"""Seconds, as the keeper counts them, after which one that does nothing is killed; it has to do something every 5 s."""
 _LOOK = 0.02
+_LOOKS = 4
+"""How often one that does nothing is looked at until it is killed."""
 _JOIN_TIMEOUT = 3.0
 POLICY: Final = RestartPolicy(policy="always", budget=1_000_000)
 """It holds nothing that a successor could miss, so it is started again however often it dies."""
@@ -69,12 +75,23 @@ class CoordinatorKeeper:
 
     Args:
         config: what it is started with, each time.
+        stuck_after: see `STUCK_AFTER`.
         clock: monotonic seconds.
     """
 
-    def __init__(self, config: CoordinatorConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        stuck_after: float = STUCK_AFTER,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
+        self._stuck_after = stuck_after
         self._clock = clock
+        self._own = OwnTime(stuck_after / _LOOKS, clock())
+        self._seen: tuple[int, str, int] | None = None
+        """What moves as long as it is alive."""
+        self._moved_at = 0.0
         self._restarts = Restarts(POLICY)
         self._child: Child | None = None
         self._wakeup = Wakeup()
@@ -137,8 +154,10 @@ class CoordinatorKeeper:
         if child is None:
             return
         if self._restarts.state is RankState.RUNNING:
-            self._wait(None, child)
-            if child.poll() is not None and not self._stopped:
+            self._wait(self._stuck_after / _LOOKS, child)
+            if child.poll() is None:
+                self._judge(child)
+            elif not self._stopped:
                 decision = self._restarts.died(child.poll(), self._clock())
                 death = child.death()
                 words = death.how() + death.details()
@@ -155,13 +174,25 @@ class CoordinatorKeeper:
             decision = self._restarts.died(None, self._clock())
             log.error("%s; it is tried again in %.1f s", error.message, decision.delay)
 
-    def _wait(self, seconds: float | None, child: Child | None = None) -> None:
+    def _judge(self, child: Child) -> None:
+        """Kill one that does nothing any more; its end is noticed as any other."""
+        seconds, progress = self._own.tick(self._clock()), child.progress()
+        seen = child.pid, progress.phase, progress.activity_since_ns
+        if seen != self._seen:
+            self._seen, self._moved_at = seen, seconds
+        elif seconds - self._moved_at >= self._stuck_after and not self._stopped:
+            log.error(
+                "the coordinator is stuck: it has done nothing for %.0f s; it is killed", seconds - self._moved_at
+            )
+            child.kill()
+
+    def _wait(self, seconds: float, child: Child | None = None) -> None:
         """Wait so long, or until asked to stop, or until the child has ended."""
         pump = Pump()
         pump.add(self._wakeup.fileno(), lambda: None)
         if child is not None:
             pump.add(child.sentinel, lambda: None)
-        pump.poll(None if seconds is None else int(seconds * 1000) + 1)
+        pump.poll(int(seconds * 1000) + 1)
 
 
 def free_addresses(host: str, count: int) -> list[str]:

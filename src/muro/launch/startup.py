@@ -203,7 +203,9 @@ class _Startup:
         except RemoteProtocolError:
             rank = None
         if rank in self._plan.expected:
-            raise self._failed(rank, f"it broke the handshake: {error}") from error
+            hint = f"perhaps another engine that was started elsewhere dials as rank {rank}, too"
+            also = f"; {hint}" if self.greeters is not None else ""
+            raise self._failed(rank, f"it broke the handshake: {error}{also}") from error
         if str(error) not in self._refused:  # a wrong rank dials again and again
             self._refused = [*self._refused, str(error)][-_REFUSED_KEPT:]
         self._refusals += 1

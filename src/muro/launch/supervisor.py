@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from muro.config import RestartPolicy
-from muro.errors import EngineDeadError, StartupError
+from muro.errors import EngineDeadError, StartupError, UsageError
 from muro.ids import EngineRank, Generation
 from muro.launch import shutdown
 from muro.launch.attempt import Attempt, Replace
@@ -134,8 +134,7 @@ class Supervisor:
 
     def wait_end(self, rank: EngineRank, timeout: float) -> None:
         """Wait until the child of a rank has ended, because something else says that it is about to; then look."""
-        found = self._find(rank)
-        if found is not None and found[0].running and not self._stopped:
+        if (found := self._find(rank)) is not None and found[0].running and not self._stopped:
             found[1].child.wait(timeout)
         self.look()
 
@@ -179,9 +178,11 @@ class Supervisor:
             self.publish(EngineDied(rank, Generation(0), error))
             self.publish(EngineGivenUp(rank, error))
 
-    def grow(self, rank: EngineRank) -> Callable[[], None]:
-        """Start an engine of a new rank; returns what gives that up. EngineAdded or EngineUnborn tells the outcome."""
+    def grow(self, rank: EngineRank) -> Attempt:
+        """Start an engine of a new rank. EngineAdded or EngineUnborn of the same generation tells the outcome."""
         with self._lock:
+            if self._find(rank):  # whoever asks has not heard of it yet
+                raise UsageError(f"engine {rank} has come up just now, or is about to go; try again")
             return self._turnover.begin(rank)
 
     def let_go(self, rank: EngineRank, timeout: float) -> None:
@@ -335,8 +336,7 @@ class Supervisor:
 
     def _settle(self, group: Group, attempt: Attempt, now: float) -> None:
         """See what has become of the start of successors."""
-        outcome = attempt.take()
-        if outcome is None:
+        if (outcome := attempt.take()) is None:
             return
         group.attempt = None
         group.start_took = now - group.started_at

@@ -45,8 +45,8 @@ class Turnover:
         self._unannounced = 0
         self._departed: list[tuple[Rank, Generation]] = []
 
-    def begin(self, rank: EngineRank) -> Callable[[], None]:
-        """Start the engine of a new rank; returns what gives that up. Raises StartupError."""
+    def begin(self, rank: EngineRank) -> Attempt:
+        """Start the engine of a new rank; whoever cancels the attempt gives it up. Raises StartupError."""
         if self._replace is None or rank in self._attempts:
             raise UsageError(f"engine {rank} cannot be started here, or its last start is not given up yet; try again")
         generation = Generation(self._last[rank] + 1 if rank in self._last else 0)
@@ -61,7 +61,7 @@ class Turnover:
             raise StartupError(f"no thread could be made to start engine {rank}: {error}", rank=rank) from error
         self._last[rank] = generation
         self._attempts[rank] = attempt
-        return attempt.cancel
+        return attempt
 
     def settle(self, now: float) -> list[Group]:
         """Those that serve since; they are told, and so are those that did not come up."""

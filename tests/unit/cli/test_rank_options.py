@@ -66,10 +66,10 @@ def test_an_engine_without_a_front_end_has_no_load_balancing(given: dict[str, An
         check_headless(options(**given))
 
 
-def test_an_engine_without_a_front_end_is_one_of_all() -> None:
-    check_headless(options(start_rank=3, size=4))
+def test_an_engine_without_a_front_end_is_one_of_as_many_as_there_are() -> None:
+    check_headless(options(size=4, start_rank=3))
     with pytest.raises(ConfigError, match="the last rank is 3"):
-        check_headless(options(start_rank=4, size=4))
+        check_headless(options(size=4, start_rank=4))
 
 
 def test_a_lockstep_engine_without_a_front_end_knows_its_group() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -22,6 +22,13 @@ from tests.support.sessions import Sink, add, batches, new_session, read
 RANKS = [EngineRank(rank) for rank in range(4)]
 
 
+class Growing(NamedTuple):
+    """The start of an engine."""
+
+    generation: Generation
+    cancel: Callable[[], None]
+
+
 class Processes:
     """The way to engines whose starts and ends are told by the test."""
 
@@ -32,6 +39,7 @@ class Processes:
         self.sent: list[Message] = []
         self.growing: list[EngineRank] = []
         self.ending: list[EngineRank] = []
+        self.generation = Generation(0)
 
     def send(self, message: Message) -> bool:
         self.sent.append(message)
@@ -40,11 +48,11 @@ class Processes:
     def started_here(self) -> list[EngineRank]:
         return [rank for rank in self._session.engines if rank not in self._elsewhere]
 
-    def grow(self, rank: EngineRank) -> Callable[[], None]:
+    def grow(self, rank: EngineRank) -> Growing:
         if self._refuse is not None and self.growing:
             raise self._refuse
         self.growing.append(rank)
-        return lambda: self.growing.remove(rank)
+        return Growing(self.generation, lambda: self.growing.remove(rank))
 
     def let_go(self, rank: EngineRank) -> None:
         self.ending.append(rank)
@@ -99,7 +107,8 @@ def test_those_who_are_dead_for_good_make_room_and_those_who_come_back_count() -
     session.died(RANKS[1], 0, EngineDeadError("killed", rank=1, restarting=True))
     plan = plan_scaling(session.engines, session.engines, 3)
     assert (plan.joining, plan.leaving) == ([3], [0])
-    assert plan_scaling(session.engines, session.engines, 1).leaving == [0, 2]
+    assert plan_scaling(session.engines, session.engines, 2).leaving == [0]
+    assert plan_scaling(session.engines, session.engines, 1).leaving == [0, 1], "those who serve stay"
 
 
 def test_those_who_have_left_do_not_count_but_their_rank_is_not_free() -> None:
@@ -143,12 +152,46 @@ def test_growing_is_over_when_all_serve() -> None:
 
 def test_who_does_not_come_up_is_told_and_the_others_serve() -> None:
     change = Change(4).begin()
-    change.scaling.unborn(EngineRank(3), StartupError("no weights", rank=3, exit_status=11))
+    change.scaling.unborn(EngineRank(3), Generation(0), StartupError("no weights", rank=3, exit_status=11))
     change.session.fleet.add(EngineRank(2), Generation(0), None)
     assert change.scaling.advance(101.0)
     with pytest.raises(StartupError, match=r"engine 3: no weights") as caught:
         change.scaling.check()
     assert caught.value.exit_status == 11
+
+
+def test_who_was_to_leave_stays_in_the_place_of_one_that_dies_for_good() -> None:
+    change = Change(2, engines=4)
+    for rank in (2, 3):
+        add(change.session, f"on {rank}", data_parallel_rank=rank)
+    change.begin()
+    assert not change.scaling.advance(100.0)
+    change.session.died(RANKS[0], 0, EngineDeadError("killed", rank=0, restarting=True))
+    assert not change.scaling.advance(101.0) and change.session.engines[RANKS[2]].leaving
+    change.session.died(RANKS[1], 0, EngineDeadError("killed", rank=1))
+    assert not change.scaling.advance(102.0)
+    leaving = [rank for rank, engine in change.session.engines.items() if engine.leaving]
+    assert leaving == [3] and change.session.fleet.balancer.ranks == [2]
+
+
+@pytest.mark.parametrize("patience", [-1, float("nan"), "x", [1]])
+def test_what_is_no_drain_timeout(patience: Any) -> None:
+    session = new_session(2)
+    with pytest.raises(UsageError, match="from 0 on"):
+        Scaling(session, Processes(session), 1, patience, 100.0)
+
+
+def test_what_is_told_late_of_a_start_that_was_given_up_is_nobodys_any_more() -> None:
+    first = Change(3).begin()
+    first.scaling.end()
+    second = Change(3, session=first.session)
+    second.way.generation = Generation(1)
+    second.begin()
+    second.scaling.unborn(EngineRank(2), Generation(0), StartupError("cancelled", rank=2))
+    assert not second.scaling.advance(100.0)
+    second.session.fleet.add(EngineRank(2), Generation(1), None)
+    assert second.scaling.advance(101.0)
+    second.scaling.check()
 
 
 def test_if_one_cannot_even_begin_the_others_are_given_up() -> None:

@@ -30,6 +30,8 @@ def test_a_new_rank_is_told_and_supervised_as_any_other() -> None:
     assert watched.supervisor.status(SECOND) is None
     watched.supervisor.grow(SECOND)
     assert watched.look_until(EngineAdded) == EngineAdded(SECOND, Generation(0), READY, new.pid)
+    with pytest.raises(UsageError, match="come up just now"):
+        watched.supervisor.grow(SECOND)
     assert watched.supervisor.status(SECOND).pid == new.pid  # type: ignore[union-attr]
     new.status = -9
     (died,) = watched.look()
@@ -58,12 +60,12 @@ def test_a_start_can_be_given_up() -> None:
         raise StartupError("cancelled")
 
     watched = Watched(ScriptedChild(), replace=Starts(wait))
-    give_up = watched.supervisor.grow(SECOND)
+    start = watched.supervisor.grow(SECOND)
     with pytest.raises(UsageError, match="not given up yet"):
         watched.supervisor.grow(SECOND)
-    give_up()
+    start.cancel()
     watched.look_until(EngineUnborn)
-    give_up()
+    start.cancel()
 
 
 def test_stopping_ends_what_is_being_started() -> None:
