@@ -124,4 +124,7 @@ def test_without_developer_mode_nobody_scales(tmp_path: Path) -> None:
 def test_a_time_that_is_none_is_refused() -> None:
     command = [sys.executable, "-m", "muro", "scale", "1", "--drain-timeout", "inf"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-    assert (said.returncode, said.stderr) == (2, "muro: --drain-timeout is inf; it is a number of seconds\n")
+    assert (said.returncode, said.stderr) == (
+        2,
+        "muro: --drain-timeout inf: this must be a number, of 1000000000 at most\n",
+    )

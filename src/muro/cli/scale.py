@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Annotated
 
 import msgspec
 import typer
 
 from muro.cli.options import flags
-from muro.errors import ConfigError, RequestFailedError
+from muro.errors import RequestFailedError
 
 HELP = """Change how many engines a server has, while it serves.
 
@@ -42,8 +41,6 @@ def scale(options: ScaleOptions) -> None:
     """See `HELP`."""
     from muro.cli.calling import Caller, read_key
 
-    if not math.isfinite(options.drain_timeout):
-        raise ConfigError(f"--drain-timeout is {options.drain_timeout:g}; it is a number of seconds")
     caller = Caller(options.url, read_key(options.api_key_file), patience=None)  # an engine may take long to load
     body = json.dumps({"engines": options.engines, "drain_timeout": options.drain_timeout})
     with caller.asked("POST", "/scale", body, answers=(200, 404)) as response:
