@@ -5,7 +5,8 @@ Every request that is on its way through an engine when it dies is under suspici
 - Each death is a strike; a new token wipes the strikes off. With two strikes a request is *suspect*.
 - Suspects are tried one at a time, and nobody else is let in meanwhile; those with the fewest tokens first, since what
   kills an engine at once has none. A trial ends with a new token.
-- A crash convicts a request that was alone in it, if it was its second crash alone, or its second strike.
+- A crash convicts a request that was alone in it, if it was its second crash alone; or its second strike, if nobody had
+  left that engine before: whoever has done harm and ended may kill an engine afterwards.
 - A signal that somebody else may have sent says less. It convicts a request that has `SURE` strikes, if the last
   `PATIENCE` deaths in a row hit it as the only one that had no token yet; one more for each time that it has gone on
   after a death. Between them all others are tried, which shows whether the engine dies without it.
@@ -74,6 +75,8 @@ class Quarantine:
     def __init__(self) -> None:
         self._cases: dict[Hashable, Case] = {}
         self._running: dict[Engine, dict[Hashable, Case]] = {}
+        self._left: dict[int, Engine] = {}
+        """By rank: the last engine on which a request has ended."""
         self._count = 0
         self._line: dict[Hashable, Case] = {}
         self._tried: Hashable | None = None
@@ -160,15 +163,15 @@ class Quarantine:
             case.strikes += 1
             if self._tried == key:
                 self._tried = None
-        self._judge(list(lost.values()), death)
+        self._judge(list(lost.values()), death, fresh=self._left.get(engine[0]) != engine)
         return True
 
     def verdict(self, key: Hashable) -> RequestFailedError | None:
         """The error of a convicted request: it must not run again."""
         return self._cases[key].verdict
 
-    def _judge(self, lost: list[Case], death: EngineDeadError) -> None:
-        """Weigh a death that hit `lost`."""
+    def _judge(self, lost: list[Case], death: EngineDeadError, *, fresh: bool) -> None:
+        """Weigh a death that hit `lost`; the engine was `fresh` if no request had ended on it."""
         bare = [case for case in lost if case.bare]
         sole = bare[0] if len(bare) == 1 and sent_by_others(death) else None
         for case in self._cases.values():
@@ -180,7 +183,7 @@ class Quarantine:
         elif len(lost) == 1 and not sent_by_others(death):
             accused = lost[0]
             accused.crashes += 1
-            guilty = accused.suspect or accused.crashes >= SUSPECT
+            guilty = (fresh and accused.suspect) or accused.crashes >= SUSPECT
         else:
             return
         if guilty:
@@ -189,6 +192,7 @@ class Quarantine:
     def _stop(self, key: Hashable, case: Case) -> None:
         """It is on no engine any more."""
         if case.engine is not None:
+            self._left[case.engine[0]] = case.engine
             running = self._running[case.engine]
             del running[key]
             if not running:

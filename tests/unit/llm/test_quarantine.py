@@ -91,6 +91,21 @@ def test_the_second_death_of_a_request_that_is_always_alone_convicts() -> None:
     assert requests.die() == ["a"]
 
 
+def test_who_ended_before_the_crash_may_have_done_it() -> None:
+    """A fault that acts late: its request has had its last token, and another one is alone when the engine dies."""
+    requests = Requests("late", "innocent")
+    for _ in range(2):
+        requests.start()
+        assert requests.die() == []
+    assert requests.start() == ["late"] and requests.token("late")
+    assert requests.start() == ["late", "innocent"]
+    requests.running.remove("late")
+    requests.quarantine.leave("late")
+    assert requests.die() == []
+    assert requests.start() == ["innocent"]
+    assert requests.die() == ["innocent"]  # if it happens again where nobody else has been
+
+
 def test_tokens_do_not_excuse_a_second_crash_alone() -> None:
     requests = Requests("a")
     for convicted in ([], ["a"]):
