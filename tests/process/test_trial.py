@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -89,3 +91,10 @@ def test_closing_ends_a_process_at_work(trials: Trials) -> None:
             call.result(10)
     with pytest.raises(RequestFailedError, match="ends"):
         patient(HANGS)
+
+
+def test_a_copy_whose_parent_has_gone_before_it_could_look_ends_at_once() -> None:
+    """It holds the pipe on which the parent would have answered."""
+    program = "from muro.engines.trial import _bound; _bound(30.0, 1 << 22); print('still here')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50, check=False)
+    assert (ended.returncode, ended.stdout) == (1, b"")

@@ -18,7 +18,7 @@ def test_steps_take_their_time_however_many_requests_are_in_them(burn: bool) -> 
     took, burnt = time.monotonic() - started, time.thread_time() - burnt
     assert took >= 0.045, "ten steps, of which the first may be half a step long"
     assert harness.tokens("r7") == [7] * 10
-    assert (burnt > 0.02) if burn else (burnt < took / 2)
+    assert (burnt > 0.005) if burn else (burnt < took / 2)
 
 
 def test_a_step_does_not_end_before_its_time_whatever_was_done_between_two() -> None:
