@@ -20,6 +20,8 @@ from typing import Literal
 
 import msgspec
 
+from muro.server.limits import HttpLimits
+
 Kind = Literal["stream", "whole", "leaves", "bad", "poison"]
 
 AFTER_DEATH = frozenset({"engine_dead"})
@@ -43,7 +45,7 @@ DOCUMENTED = {
 """The errors that may come in a run, and their status where nothing had been sent yet."""
 NO_FILES = "few files"
 """The fault in which connections may be closed before anything was said."""
-QUEUED = 2048
+QUEUED = HttpLimits().max_queued_requests
 """Requests that the server keeps waiting; who comes then is refused. `--max-queued-requests` is not changed."""
 MAY_COME_AGAIN = frozenset({"engine_dead", "overloaded"})
 

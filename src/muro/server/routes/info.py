@@ -18,11 +18,8 @@ from muro.version import VERSION
 class VersionRoute:
     """`GET /version`."""
 
-    def __init__(self) -> None:
-        self._version = VERSION
-
     async def __call__(self, exchange: Exchange) -> None:
-        await exchange.reply_json(200, {"version": self._version})
+        await exchange.reply_json(200, {"version": VERSION})
 
 
 class ModelsRoute:

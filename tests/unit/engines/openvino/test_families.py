@@ -14,7 +14,7 @@ from muro.models.checkpoint import open_checkpoint
 from muro.models.config import ModelDir, open_model
 from muro.models.prepare import from_gguf
 from tests.support.checkpoints import write_checkpoint
-from tests.support.counts import count, half
+from tests.support.counts import half
 from tests.support.gguf_files import write_family_gguf
 from tests.support.openvino_models import FAMILIES, NAMES, compiled_from, executor, family, golden, log_softmax, step
 from tests.support.reference_decoder import logits
@@ -66,7 +66,7 @@ def test_golden_logits_from_gguf(tmp_path: Path, name: str) -> None:
     from_gguf(write_family_gguf(tmp_path / "model.gguf", FAMILIES / name, GGUF[name], window=window), tmp_path)
     model = open_model(tmp_path)
     assert model.weights[0].suffix == ".gguf"
-    for chunk in (100, 7)[: count(1, 2)]:
+    for chunk in half((100, 7)):
         for case in golden(name):
             found = rows(loaded(model), case["ids"], chunk)
             for position, expected in case["rows"].items():
