@@ -1,7 +1,8 @@
 """A foreign front-end and our engines behind it, ready to serve.
 
 With MURO_INTEROP_TAP=DIR in the environment every engine dials a `muro wire tap` that stands between them and records
-into DIR; what has passed can be looked at afterwards.
+into DIR; what has passed can be looked at afterwards, and every message of our engines must keep the rules of
+`muro wire check --recording`.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from muro.probe.check import check_recording
 from tests.interop.engine import Engine
 from tests.interop.front import Front
 from tests.interop.peers import Peer
@@ -85,3 +87,5 @@ def engine_door(front: Front) -> Iterator[int]:
     finally:
         tap.send_signal(signal.SIGINT)
         tap.wait(20)
+    report = check_recording(str(file), front.peer.release)
+    assert not report.failures, report

@@ -1,18 +1,22 @@
 """`muro wire check` finds what is wrong with each broken peer, and nothing wrong with ours."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muro.probe.check import Outcome, Report, check_engine, check_frontend
 from muro.probe.check.engine_exam import Patience
+from muro.probe.recording import Role
 from muro.testing.broken import BROKEN_ENGINES, BROKEN_FRONTENDS
+from tests.support.asking import ask, output
 from tests.support.broken import CORRECT_ENGINE, CORRECT_FRONTEND, SOURCES, handshake_address, peer
 from tests.support.counts import half
 from tests.support.elsewhere import engine_elsewhere, free_port
 from tests.support.programs import line, run
 from tests.support.server import Server
+from tests.support.wires import TO_FRONTEND, added, gave, joining, record, recording_of
 
 SHORT = Patience(hello=2.0, loading=2.0, answer=2.0)
 """For peers that are broken: silence costs so much."""
@@ -123,6 +127,16 @@ def test_the_command_prints_json() -> None:
     assert found["passed"] and {"case", "must", "why", "outcome", "seen"} == set(found["cases"][0])
 
 
+def test_a_recording_is_judged(tmp_path: Path) -> None:
+    good = [*joining(), added(ask("r")), gave(output("r", 7))]
+    (tmp_path / "good").write_bytes(recording_of(good))
+    (tmp_path / "bad").write_bytes(recording_of([*good, record(Role.OUTPUT, TO_FRONTEND, b"")]))
+    done = run(["-m", "muro", "wire", "check", "--recording", str(tmp_path / "good"), "--release", "0.33"])
+    assert done.code == 0, done.out
+    done = run(["-m", "muro", "wire", "check", "--recording", str(tmp_path / "bad"), "--release", "0.33"])
+    assert done.code == 1 and "1 do not (readable)" in done.out
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -134,6 +148,9 @@ def test_the_command_prints_json() -> None:
         ["--frontend", "ipc:///tmp/a", "--http", "ftp://x"],
         ["--frontend", "ipc:///tmp/a", "--skip", "nonsense"],
         ["--engine", "ipc:///tmp/a", "--release", "0.1"],
+        ["--engine", "ipc:///tmp/a", "--recording", "rec"],
+        ["--recording", "nowhere"],
+        ["--recording", "rec", "--patience", "1"],
     ],
 )
 def test_settings_that_make_no_sense(flags: list[str]) -> None:

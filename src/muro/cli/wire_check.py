@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 HELP = """Examine an engine or a front-end: does it speak the protocol, and stand what others get wrong?
 
+Or judge what engines have said in a recording of `muro wire tap`, without asking anything.
+
 \b
 Examples:
     muro wire check --engine tcp://127.0.0.1:29550
@@ -26,6 +28,8 @@ Examples:
     muro wire check --frontend tcp://127.0.0.1:29550 --http http://127.0.0.1:8000
         plays an engine that dials there; the front-end was started before:
         muro serve MODEL -dpl 0 -dpp 29550
+    muro wire check --recording wire.rec
+        judges every message that an engine has sent in it
 
 \b
 Prints a row for each case: whether it holds, what must hold and why, what was seen. The last cases are rough: they have
@@ -35,6 +39,7 @@ ended engines and front-ends. What is examined must have nothing else to do.
 Exit codes: 0 everything that was asked holds; 1 something does not; 2 a setting is wrong.
 """
 
+_ONE_OF = "say whom to examine: one of --engine ADDRESS, --frontend ADDRESS and --recording FILE"
 _LIMITS, _WHO = "Limits", "Whom"
 
 
@@ -48,6 +53,10 @@ class WireCheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     frontend: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Examine the front-end that listens here.", rich_help_panel=_WHO),
+    ] = None
+    recording: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Judge what engines said in this recording.", rich_help_panel=_WHO),
     ] = None
     http: Annotated[
         str | None,
@@ -67,7 +76,8 @@ class WireCheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     release: Annotated[
         str | None,
         typer.Option(
-            help="With --engine: of the front-end to play, as 0.28. Default: the engine's own.", rich_help_panel=_WHO
+            help="With --engine and --recording: that of the front-end, as 0.28. Default: the engine's own.",
+            rich_help_panel=_WHO,
         ),
     ] = None
     insecure_tcp: Annotated[
@@ -98,12 +108,14 @@ def check(options: WireCheckOptions) -> None:
 
 
 def _report(options: WireCheckOptions, progress: Callable[[str], None]) -> Report:
-    from muro.probe.check import check_engine, check_frontend
+    from muro.probe.check import check_engine, check_frontend, check_recording
     from muro.probe.check.engine_exam import Patience
 
+    if sum(who is not None for who in (options.engine, options.frontend, options.recording)) > 1:
+        raise ConfigError(_ONE_OF)
     patience = Patience(hello=options.hello_timeout, loading=options.loading_timeout, answer=options.patience)
     skip = options.skip or ()
-    if options.engine is not None and options.frontend is None:
+    if options.engine is not None:
         if options.http is not None:
             raise ConfigError("--http goes with --frontend: an engine has no HTTP API")
         return check_engine(
@@ -115,10 +127,13 @@ def _report(options: WireCheckOptions, progress: Callable[[str], None]) -> Repor
             insecure_tcp=options.insecure_tcp,
             progress=progress,
         )
-    if options.frontend is None or options.engine is not None:
-        raise ConfigError("say whom to examine: --engine ADDRESS or --frontend ADDRESS")
+    if options.recording is not None:
+        _refuse_more(options)
+        return check_recording(options.recording, options.release)
+    if options.frontend is None:
+        raise ConfigError(_ONE_OF)
     if options.pid is not None or options.release is not None:
-        raise ConfigError("--pid and --release go with --engine")
+        raise ConfigError("--pid and --release go with --engine, a front-end is of its own release")
     return check_frontend(
         options.frontend,
         http=options.http,
@@ -128,6 +143,14 @@ def _report(options: WireCheckOptions, progress: Callable[[str], None]) -> Repor
         insecure_tcp=options.insecure_tcp,
         progress=progress,
     )
+
+
+def _refuse_more(options: WireCheckOptions) -> None:
+    """Nothing is asked of a recording, so nothing can be said about how."""
+    plain = WireCheckOptions()
+    for name in ("http", "pid", "rank", "insecure_tcp", "skip", "hello_timeout", "loading_timeout", "patience"):
+        if getattr(options, name) != getattr(plain, name):
+            raise ConfigError(f"--{name.replace('_', '-')} makes no sense with --recording: nobody is asked anything")
 
 
 def _told(name: str) -> None:

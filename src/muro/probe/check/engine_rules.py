@@ -7,6 +7,7 @@ the course of each request, the answers of calls, whether the death notice came.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +74,8 @@ PREFIX_KEYS = (
     "preempted_queries",
     "preempted_hits",
 )
+UNKNOWN = -1
+"""The length of a prompt of which nothing is known."""
 _BATCH = (1, 2, 5)
 _ANSWER, _WAVES = 4, (6, 7)
 
@@ -81,7 +84,7 @@ class Course(msgspec.Struct):
     """One request: what was asked and what has come."""
 
     prompt: int
-    """Tokens of its prompt."""
+    """Tokens of its prompt, or `UNKNOWN`."""
     tokens: list[int] = []
     outputs: int = 0
     finish: FinishReason | None = None
@@ -112,7 +115,7 @@ class Watch:
         self._rank = rank
         self._decoder = OutputDecoder(layout)
 
-    def take(self, client: int, frames: list[Frame]) -> None:
+    def take(self, client: int, frames: Sequence[Frame]) -> None:
         """A message that came on the output socket of a client."""
         self.messages += 1
         if bytes(frames[0][: len(ENGINE_CORE_DEAD)]) == ENGINE_CORE_DEAD:
@@ -137,7 +140,7 @@ class Watch:
         if isinstance(message, EngineCoreOutputs):
             self._take_message(client, message)
 
-    def _notice(self, client: int, frames: list[Frame]) -> None:
+    def _notice(self, client: int, frames: Sequence[Frame]) -> None:
         self.dead.add(client)
         if len(frames) != 1 or len(frames[0]) != len(ENGINE_CORE_DEAD):
             sizes = [len(frame) for frame in frames]
@@ -201,7 +204,7 @@ class Watch:
             told = output.prefill_stats.num_prompt_tokens
             if course.outputs:
                 self._findings.fails("prefill", f"with output {course.outputs + 1} of a request")
-            elif told != course.prompt:
+            elif told != course.prompt != UNKNOWN:
                 self._findings.fails("prefill", f"{told} prompt tokens for a prompt of {course.prompt}")
             self._findings.holds("prefill", "with the first output, and the prompt's length")
         for logprobs, positions in (
