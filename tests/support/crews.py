@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -62,6 +63,8 @@ class Stream:
         self._rank = rank
         self.text = ""
         self.pieces = 0
+        self.times: list[float] = []
+        """When each piece came, in seconds of the monotonic clock."""
         self.error: dict[str, Any] | None = None
         self.reason = ""
         self.whole = False
@@ -97,6 +100,7 @@ class Stream:
             self.error = event.get("error", self.error)
             for choice in event.get("choices", ()):
                 self.pieces += 1
+                self.times.append(monotonic())
                 self.text += choice["text"]
                 self.reason = choice["finish_reason"] or self.reason
         elif line.startswith(b"HTTP/1.1") and b" 200 " not in line:
