@@ -30,6 +30,11 @@ ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
 
 
+def options(*settings: str) -> list[str]:
+    """The flags that set an engine's own options."""
+    return [word for setting in settings for word in ("--engine-option", setting)]
+
+
 def flood(server: Server, plan: Flood) -> Fared:
     """Let many callers come; how they fared."""
     command = [sys.executable, "-m", "tests.support.flood", f"{server.url}/v1/completions"]
@@ -237,12 +242,20 @@ def test_fc33_far_more_requests_than_capacity() -> None:
 
 @pytest.mark.cases
 @pytest.mark.timeout(300)
-def test_fc34_readers_slower_than_the_engine() -> None:
+@pytest.mark.parametrize(
+    ("engine", "more"),
+    [
+        (("paced", *options("step_ms=10")), {}),
+        (("sim", *options("step_us=10000", "tokens=sampled", "max_model_len=200000")), {"logprobs": 5}),
+    ],
+    ids=["plain", "logprobs"],
+)
+def test_fc34_readers_slower_than_the_engine(engine: tuple[str, ...], more: dict[str, int]) -> None:
     """FC-34: a byte a second. Their requests end; memory is bounded; others notice nothing."""
     slow, normal = count(20, 100), count(20, 100)
-    body = {"prompt": "abc", "max_tokens": 100_000, "n": 8, "stream": True}
+    body = {"prompt": "abc", "max_tokens": 100_000, "n": 8, "stream": True, **more}
     flags = ("--slow-reader-timeout", "3", "--max-unread-tokens", "2000")
-    with Server("--engine", "paced", "--engine-option", "step_ms=10", *flags) as server, ExitStack() as readers:
+    with Server("--engine", *engine, *flags) as server, ExitStack() as readers:
         server.ready()
         alone = _gaps(lines_of(server, prompt="abc", max_tokens=100))
         before = resident(server.process.pid)
