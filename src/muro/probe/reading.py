@@ -16,7 +16,7 @@ from muro.errors import RemoteProtocolError
 from muro.probe.recording import Direction, Kept, Record, Role
 from muro.wire.codec import Marker, OutputDecoder, RequestDecoder
 from muro.wire.control import AbortRequest, StartDPWave, UtilityRequest
-from muro.wire.frames import COORDINATOR_READY, ENGINE_CORE_DEAD, SUBSCRIBE
+from muro.wire.frames import COORDINATOR_READY, ENGINE_CORE_DEAD, SUBSCRIBE, UNSUBSCRIBE
 from muro.wire.handshake import Hello, Init, Ready, ReadyResponse, decode_init, decode_ready_response
 from muro.wire.output import EngineCoreOutputs
 from muro.wire.releases import NEWEST, Layout
@@ -72,7 +72,7 @@ _PLAIN: Final[dict[tuple[Role, bytes], Kind]] = {
     (Role.OUTPUT, ENGINE_CORE_DEAD): Kind.DEAD,
     (Role.COORDINATOR_INPUT, COORDINATOR_READY): Kind.GATE,
     (Role.COORDINATOR_INPUT, SUBSCRIBE): Kind.SUBSCRIBE,
-    (Role.COORDINATOR_INPUT, b"\x00"): Kind.SUBSCRIBE,
+    (Role.COORDINATOR_INPUT, UNSUBSCRIBE): Kind.SUBSCRIBE,
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from muro.probe.recording import Direction, Kept, KeptFrame, Role, kept_frame, payload_place
-from muro.wire.frames import COORDINATOR_READY, ENGINE_CORE_DEAD, SUBSCRIBE, Frame, RequestType
+from muro.wire.frames import COORDINATOR_READY, ENGINE_CORE_DEAD, SUBSCRIBE, UNSUBSCRIBE, Frame, RequestType
 from muro.wire.handshake import Addresses, Features, Init, KVEventsConfig, Ready, ReadyResponse
 from muro.wire.ops import COLLECTIVE_RPC, HANDLE_FAULT_TOLERANCE, OPS
 from muro.wire.request import EngineCoreRequest, SamplingParams
@@ -49,6 +49,8 @@ _PRIVATE_CALLS: Final = {COLLECTIVE_RPC.name, HANDLE_FAULT_TOLERANCE.name}
 _FAILURE: Final = re.compile(r"Call to \w{1,64} method failed: ")
 _HARMLESS: Final = {"Server shutting down", "repetition_detected", "pooling_params", "sampling_params"}
 
+_PLAIN: Final = (ENGINE_CORE_DEAD, COORDINATOR_READY, SUBSCRIBE, UNSUBSCRIBE)
+"""What is not msgpack and says nothing of anybody."""
 _ADD: Final = EngineCoreRequest.__struct_fields__
 
 
@@ -88,7 +90,7 @@ class Withholder:
 
     def _payload(self, role: Role, to_engine: bool, peer: bytes, kind: bytes, frame: Frame) -> KeptFrame:
         plain = bytes(frame)
-        if plain in (ENGINE_CORE_DEAD, COORDINATOR_READY, SUBSCRIBE) and not kind:
+        if plain in _PLAIN and not kind:
             return KeptFrame(plain, len(plain))
         try:
             rule = self._rule(role, to_engine, peer, kind)

@@ -12,7 +12,7 @@ from muro.probe.withholding import Withholder, whole
 from muro.wire.arrays import Tensor, tensor_from_numpy
 from muro.wire.codec import OutputEncoder, RequestEncoder
 from muro.wire.control import UtilityRequest
-from muro.wire.frames import ENGINE_CORE_DEAD, Frame
+from muro.wire.frames import ENGINE_CORE_DEAD, SUBSCRIBE, UNSUBSCRIBE, Frame
 from muro.wire.output import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -226,6 +226,14 @@ def test_what_is_not_of_the_protocols_form_leaves_a_hash(name: str) -> None:
     assert [frame.size for frame in record.frames] == [len(frame) for frame in frames]
     assert record.withheld
     Reader().read(record)
+
+
+@pytest.mark.parametrize("mark", [SUBSCRIBE, UNSUBSCRIBE])
+def test_what_sockets_say_of_subscriptions_stays(mark: bytes) -> None:
+    frames, withheld = Withholder(1 << 20).keep(Role.COORDINATOR_INPUT, TO_FRONTEND, b"\0\0", [mark])
+    assert (frames, withheld) == ([KeptFrame(mark, 1)], [])
+    message = Reader().read(Record(0.0, TO_FRONTEND, Role.COORDINATOR_INPUT, b"\0\0", 0, None, frames))
+    assert (message.kind, message.fault) == (Kind.SUBSCRIBE, "")
 
 
 def test_marks_and_words_of_the_handshake_stay_as_they_are() -> None:
