@@ -29,6 +29,14 @@ def test_a_recording_in_lines(tmp_path: Path) -> None:
     assert len(show(tmp_path / "rec", "--release", "0.25")[1]) == 7
 
 
+def test_who_asks_for_what_is_not_there_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path / "rec")
+    for flags in (("--request", "r7"), ("--kind", "call"), ("--request", "r7", "--json")):
+        code, lines, err = show(path, *flags)
+        assert (code, len(lines)) == (0, 0 if "--json" in flags else 1) and err.startswith("no message is of")
+    assert show(path, "--kind", "add")[2] == ""
+
+
 def test_a_recording_that_was_cut_off_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
     path = written(tmp_path / "rec")
     path.write_bytes(path.read_bytes()[:-1])

@@ -176,18 +176,21 @@ def show(options: ShowOptions) -> None:
     reader = Reader(None if options.release == "auto" else layout_for(options.release))
     with opened(options.file) as recording:
         messages = map(reader.read, recording.records())
+        shown = 0
         try:
             if options.json:
-                for line in showing.json_lines(messages, wanted, recording.header, full=options.full):
-                    print(line)
+                lines = showing.json_lines(messages, wanted, recording.header, full=options.full)
             else:
                 print(showing.heading(recording.header))
-                for line in showing.lines(messages, wanted, full=options.full):
-                    print(line)
+                lines = showing.lines(messages, wanted, full=options.full)
+            for shown, line in enumerate(lines, 1):  # noqa: B007 - how many there were is told below
+                print(line)
             sys.stdout.flush()
         except BrokenPipeError:  # `| head` has seen enough
             sys.stderr.close()
             return
+        if not shown and (options.request or options.kind):
+            print("no message is of this request and these kinds", file=sys.stderr)
         if recording.cut_off:
             print("the recording ends in the midst of a record: its writer was interrupted", file=sys.stderr)
 
