@@ -31,6 +31,13 @@ def test_every_release_is_read(release: str) -> None:
         assert [len(add) for add in engine.adds] == [20], "which every release accepts"
 
 
+def test_an_engine_that_hangs_up_after_ready_is_waited_for() -> None:
+    port = free_port()
+    with foreign_engines(f"tcp://{PORT_HOST}:{port}", "0.25.1", hangs_up=True), front_end(port, 1) as client:
+        (output,) = client.generate(ask("a", 5))
+        assert output.new_token_ids == [7, 8, 9, 7, 8]
+
+
 def test_adapters_are_named_as_each_release_reads_them() -> None:
     port = free_port()
     adapter = LoRARequest("ours", 1, "/adapters/ours", load_inplace=True)

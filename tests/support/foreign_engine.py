@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
+import psutil
 
 from muro.ids import EngineRank
+from muro.transport.endpoint import parse_address
 from muro.transport.pump import Pump
 from muro.transport.sockets import Frame, Socket, close, connect_dealer, connect_push, receive_nowait, send_nowait
 from muro.transport.wakeup import Wakeup
@@ -23,15 +25,21 @@ from muro.wire.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, 
 from muro.wire.releases import LAYOUTS
 from muro.wire.request import EngineCoreRequest
 from muro.wire.stats import PrefillStats
+from tests.support.deadline import until
 
 
 class ForeignEngine:
-    """Dials `address` and serves until `close`."""
+    """Dials `address` and serves until `close`.
 
-    def __init__(self, address: str, rank: int, release: str) -> None:
+    `hangs_up`: after READY it closes the socket on which it has greeted, and sends its ready response when the
+    connection is gone: so do vLLM's engines, though not always in this order.
+    """
+
+    def __init__(self, address: str, rank: int, release: str, hangs_up: bool = False) -> None:
         self._address = address
         self._rank = rank
         self._release = release
+        self._hangs_up = hangs_up
         self._identity = identity_of(EngineRank(rank))
         self._handshake = EngineHandshake(local=False, headless=True)
         self._pump = Pump()
@@ -87,8 +95,23 @@ class ForeignEngine:
             world_size=1,
             data_parallel_size=1,
         )
+        if self._hangs_up:
+            send_nowait(self._greeter, [self._handshake.ready()])
+            self._pump.remove(self._greeter)
+            self._sockets.remove(self._greeter)
+            close(self._greeter, 5000)
+            until(lambda: not self._is_connected(), what="the front-end has closed the connection")
         send_nowait(self._inputs, [ready.encode()])
-        send_nowait(self._greeter, [self._handshake.ready()])
+        if not self._hangs_up:
+            send_nowait(self._greeter, [self._handshake.ready()])
+
+    def _is_connected(self) -> bool:
+        """Whether anybody in this process, where the front-end is too, has a connection at the handshake port."""
+        port = parse_address(self._address).port
+        return any(
+            port in (end.port for end in (found.laddr, found.raddr) if end) and found.status != psutil.CONN_LISTEN
+            for found in psutil.Process().net_connections("tcp")
+        )
 
     def _take(self) -> None:
         frames = receive_nowait(self._inputs)
@@ -118,12 +141,12 @@ class ForeignEngine:
 
 
 @contextmanager
-def foreign_engines(address: str, *releases: str) -> Iterator[list[ForeignEngine]]:
+def foreign_engines(address: str, *releases: str, hangs_up: bool = False) -> Iterator[list[ForeignEngine]]:
     """One for each release, by rank."""
     engines: list[ForeignEngine] = []
     try:
         for rank, release in enumerate(releases):
-            engines.append(ForeignEngine(address, rank, release).open())
+            engines.append(ForeignEngine(address, rank, release, hangs_up).open())
         yield engines
     finally:
         for engine in engines:

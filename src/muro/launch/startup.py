@@ -193,7 +193,8 @@ class _Startup:
     def _miss(self, connections: Arrivals) -> None:
         """Wait anew for engines whose connection has ended."""
         for rank in connections.lost():
-            if connections is self.arrivals or rank in self._handshake.missing():
+            gone = connections is self.arrivals or self._handshake.hung_up(rank)
+            if gone:
                 log.warning("%s has gone before it was ready; another one is waited for", self._plan.name(rank))
                 self._handshake.forget(rank)
 

@@ -164,6 +164,8 @@ class FrontendHandshake:
         self._init = encode_init(init)
         self._stages = dict.fromkeys(self._expected, Stage.EXPECTED)
         self._hash: str | None = None
+        self._silent: set[EngineRank] = set()
+        """Those that have closed their connection after READY, and whose ready response has not come."""
         self.responses: dict[EngineRank, ReadyResponse] = {}
 
     def receive(self, frames: list[bytes]) -> list[tuple[bytes, bytes]]:
@@ -178,8 +180,12 @@ class FrontendHandshake:
         word = _decode(_hello, payload, f"handshake message of engine {rank}")
         if word.status not in (Step.HELLO.value, Step.READY.value):
             raise RemoteProtocolError(f"engine {rank} said {word.status[:40]!r}, neither HELLO nor READY")
-        stage = _next(self._stages[rank], Step(word.status), f"engine {rank}")
+        step = Step(word.status)
+        anew = step is Step.HELLO and rank in self._silent
+        stage = _next(Stage.EXPECTED if anew else self._stages[rank], step, f"engine {rank}")
         self._check(rank, word)
+        if anew:
+            self.forget(rank)
         if stage is Stage.READY:
             self._check_hash(rank, payload)
             self._stages[rank] = stage
@@ -201,12 +207,27 @@ class FrontendHandshake:
         if self._stages[rank] in (Stage.EXPECTED, Stage.GREETED):
             raise RemoteProtocolError(f"engine {rank} sent its ready response before it was given INIT")
         self.responses[rank] = decode_ready_response(frames[1], f"engine {rank}")
+        self._silent.discard(rank)
         return rank
 
     def forget(self, rank: EngineRank) -> None:
         """This engine has gone; another one may greet in its place."""
         self._stages[rank] = Stage.EXPECTED
+        self._silent.discard(rank)
         self.responses.pop(rank, None)
+
+    def hung_up(self, rank: EngineRank) -> bool:
+        """The connection on which this engine has greeted has ended. Whether the engine has gone: then it is forgotten.
+
+        After READY nothing more is said there, and vLLM's engines close it, maybe before their ready response comes.
+        """
+        stage = self._stages[rank]
+        if stage is Stage.READY and rank not in self.responses:
+            self._silent.add(rank)
+        if stage in (Stage.READY, Stage.EXPECTED):
+            return False
+        self.forget(rank)
+        return True
 
     @property
     def done(self) -> bool:

@@ -157,6 +157,46 @@ def test_a_second_ready_response_is_refused() -> None:
         front.ready_response([b"\x00\x00", RESPONSE.encode()])
 
 
+def said_ready(front: FrontendHandshake) -> None:
+    """Engine 0 has said all its words, and its ready response is still under way."""
+    for status in ("HELLO", "READY"):
+        front.receive([identity_of(RANK), word(status)])
+
+
+def test_who_hangs_up_after_ready_has_not_gone() -> None:
+    front = frontend()
+    said_ready(front)
+    assert not front.hung_up(RANK) and not front.done
+    front.ready_response([identity_of(RANK), RESPONSE.encode()])
+    assert front.done
+    assert not front.hung_up(RANK) and front.done
+    with pytest.raises(RemoteProtocolError, match="HELLO"):
+        front.receive([identity_of(RANK), word("HELLO")])
+
+
+def test_who_has_gone_after_ready_without_a_ready_response_may_be_followed_by_another() -> None:
+    front = frontend()
+    said_ready(front)
+    with pytest.raises(RemoteProtocolError, match="HELLO"):
+        front.receive([identity_of(RANK), word("HELLO")])
+    front.hung_up(RANK)
+    with pytest.raises(RemoteProtocolError, match="local"):
+        frontend(expected=Expected(local=False)).receive([identity_of(RANK), word("HELLO")])
+    join(front, RANK)
+    assert front.done
+
+
+@pytest.mark.parametrize("response_came", [False, True])
+def test_who_hangs_up_before_ready_has_gone(response_came: bool) -> None:
+    front = frontend()
+    assert not front.hung_up(RANK), "nobody was there"
+    front.receive([identity_of(RANK), word("HELLO")])
+    if response_came:
+        front.ready_response([identity_of(RANK), RESPONSE.encode()])
+    assert front.hung_up(RANK)
+    join(front, RANK)
+
+
 def test_ranks_that_run_with_other_settings_are_refused() -> None:
     front = frontend(2)
     for rank in (0, 1):
