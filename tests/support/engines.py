@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import multiprocessing
 import os
 import random
 import subprocess
@@ -14,6 +15,7 @@ import time
 import weakref
 import zlib
 from functools import reduce
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import msgspec
@@ -56,6 +58,19 @@ class WithFamily(FaultyEngine):
         again = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
         subprocess.run([sys.executable, "-S", "-c", again, *sleeper], check=True)
         super().__init__(options, report)
+
+
+class WithSharedMemory(FaultyEngine):
+    """Has shared memory and a semaphore of Python's own, which nothing but Python's resource tracker removes."""
+
+    def __init__(self, options: FaultyOptions, report: Report) -> None:
+        self._memory = SharedMemory(create=True, size=1 << 20)
+        self._semaphore = multiprocessing.get_context("spawn").Semaphore()
+        super().__init__(options, report)
+
+    def shutdown(self) -> None:
+        self._memory.close()
+        self._memory.unlink()
 
 
 class TidiesUp(WithFamily):

@@ -37,10 +37,10 @@ def main() -> int:
     phase = "boot"
     try:
         sys.path[:] = config["sys_path"]
-        _post_warden(config)
+        guarded = _post_warden(config)
         from muro.child.lifeline import arm
 
-        arm(config["lifeline_fd"], config["parent_pid"])
+        arm(config["lifeline_fd"], config["parent_pid"], guarded)
         from muro.child.context import open_context
         from muro.child.logring import LogRing
         from muro.child.logs import configure
@@ -75,13 +75,15 @@ def _read_config(descriptor: int) -> dict[str, Any]:
     return config
 
 
-def _post_warden(config: dict[str, Any]) -> None:
-    from muro.child.warden import post
+def _post_warden(config: dict[str, Any]) -> bool:
+    from muro.child.warden import can_sweep, post
 
     try:
         post(config["tree"], config["parent_pid"], config["lifeline_fd"], config["report_fd"])
     except OSError as error:  # no process can be made; then the parent looks for what we leave
         sys.stderr.write(f"no warden could be posted: {error}\n")
+        return False
+    return can_sweep()
 
 
 def _load(target: str) -> Any:

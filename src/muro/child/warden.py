@@ -18,6 +18,9 @@ Invariants:
 - It is the third watch over the life-line (see `child.lifeline`): it also works when a fork of the front-end
   holds that pipe open and native code in the engine holds the interpreter lock at once.
 
+Who tidies up after the dead is killed last, and only if it takes long: Python's resource trackers remove the shared
+memory and the semaphores of those who were killed, and end by themselves then.
+
 Where there is no ``/proc``, the process group alone is killed.
 """
 
@@ -34,6 +37,10 @@ TREE = "MURO_TREE"
 """Name of the variable that marks the processes of a tree."""
 SWEEP_TIMEOUT = 5.0
 """Seconds to wait for killed processes; one that is stuck in the kernel is left then."""
+TIDY_TIMEOUT = 2.0
+"""Seconds that who tidies up gets of these."""
+_TIDY = b"multiprocessing.resource_tracker"
+"""In the command of a process that tidies up."""
 _PAUSE = 0.005
 _MOST_PIDS = 256
 """So many of the killed are named in the report."""
@@ -87,19 +94,27 @@ def sweep(token: str, group: int | None = None) -> list[int]:
         token: see `post`.
         group: a process group that is to be killed, too.
     """
-    killed: list[int] = []
-    deadline = time.monotonic() + SWEEP_TIMEOUT
+    gone: list[int] = []
+    began = time.monotonic()
     while members := dict(_members(token, group)):
-        for descriptor in members.values():
+        hurries = time.monotonic() > began + TIDY_TIMEOUT
+        tidy = set() if hurries else set(filter(_tidies, members))
+        for pid in members.keys() - tidy:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        for descriptor in members.values():
-            _ended([descriptor], max(0.0, deadline - time.monotonic()))
-            os.close(descriptor)
-        killed += members
-        if time.monotonic() > deadline:
+                signal.pidfd_send_signal(members[pid], signal.SIGKILL)
+        for pid in sorted(members, key=tidy.__contains__):  # they end when all others have
+            limit = began + (TIDY_TIMEOUT if pid in tidy else SWEEP_TIMEOUT)
+            _ended([members[pid]], max(0.0, limit - time.monotonic()))
+            os.close(members[pid])
+        gone += members
+        if time.monotonic() > began + SWEEP_TIMEOUT:
             break
-    return killed
+    return gone
+
+
+def can_sweep() -> bool:
+    """Whether descendants can be found here."""
+    return os.path.exists("/proc/self/stat")
 
 
 def read_report(text: bytes) -> tuple[int, list[int]] | None:
@@ -119,7 +134,7 @@ def _guard(engine: int, token: str, watched: list[int], report_fd: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(watched[0], signal.SIGKILL)
     _ended(watched[:1], SWEEP_TIMEOUT)
-    if os.path.exists("/proc/self/stat"):
+    if can_sweep():
         killed = sweep(token, engine)
     else:
         killed = []
@@ -176,6 +191,14 @@ def _belongs(pid: int, mark: bytes, group: int | None) -> bool:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read().split(b"\0")
     except (OSError, ValueError):  # it has gone, or is not ours to look at
+        return False
+
+
+def _tidies(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return _TIDY in file.read()
+    except OSError:  # it has gone
         return False
 
 

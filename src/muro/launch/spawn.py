@@ -12,9 +12,9 @@ Invariants:
   pidfd; `Child.close` closes all of them.
 - The write end of the life-line exists in this process alone: it is close-on-exec, and forks made by Python
   close it. When it closes, the kernel kills the child.
-- The child is reaped here and nowhere else, under the handle's lock. Its process group is killed just before,
-  while the group's id cannot belong to anybody else, so nothing that it started in its group survives it; what
-  has left the group is killed by its warden, for which `Child.close` waits.
+- The child is reaped here and nowhere else, under the handle's lock. What it has started is killed by its warden, for
+  which `Child.close` waits. If it has none, its process group is killed just before it is reaped, while the group's id
+  cannot belong to anybody else.
 - A handle that was copied into a forked process does nothing there.
 - The parent's signal handling is never touched; all of this works in any thread and at interpreter exit.
 """
@@ -220,8 +220,8 @@ class Child:
         """Exit code, or minus the number of the signal that ended it; None while it lives. Reaps."""
         with self._lock:
             if self._status is None and self._mine() and _readable(self._pidfd, 0):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)  # what it has started and left behind
+                if not self._parts.tree.is_guarded():
+                    self._kill_group()
                 self._status = self._process.returncode = self._collect()
                 self._ended = time.monotonic()
             return self._status
@@ -249,11 +249,17 @@ class Child:
                     signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it and everything in its process group at once (SIGKILL)."""
+        """End it at once (SIGKILL); its warden ends what it has started."""
         with self._lock:
             if self.poll() is None and self._mine():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # it has not been reaped: there is somebody
+                if not self._parts.tree.is_guarded():
+                    self._kill_group()
+
+    def _kill_group(self) -> None:
+        """What it has started, where no warden sees to that. The child must not have been reaped."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def is_stopped(self) -> bool:
         """Whether the operating system says that it is stopped by a signal."""

@@ -12,7 +12,7 @@ import os
 import select
 import time
 
-from muro.child.warden import SWEEP_TIMEOUT, TREE, read_report, sweep
+from muro.child.warden import SWEEP_TIMEOUT, TREE, can_sweep, read_report, sweep
 
 _REAP_TIMEOUT = 1.0
 _REPORT_BYTES = 4096
@@ -34,6 +34,15 @@ class Tree:
     def environment(self) -> dict[str, str]:
         """What marks the processes of the tree."""
         return {TREE: self.token}
+
+    def is_guarded(self) -> bool:
+        """Whether a warden sees to what the child has started, or has done so already."""
+        if self._report < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._report, select.POLLIN)
+        ended_without_a_word = any(events & select.POLLHUP and not events & select.POLLIN for _, events in poll.poll(0))
+        return can_sweep() and not ended_without_a_word
 
     def clear(self) -> None:
         """Return when nothing of the tree is left; its root must have ended. Bounded, and never raises."""

@@ -71,10 +71,20 @@ class Program:
         size = self._log.seek(0, os.SEEK_END)
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
+    def _has_members(self) -> bool:
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
     def close(self) -> None:
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
+        with contextlib.suppress(AssertionError):
+            # What is left of it may be about to tidy up after it: Python's resource tracker, for instance.
+            until(lambda: not self._has_members(), within=10, what="the group has ended")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

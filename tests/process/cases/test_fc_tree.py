@@ -173,6 +173,29 @@ def test_an_engine_that_dials_in_takes_its_family_along(
         engine.wait()
 
 
+@pytest.mark.parametrize("killed", ["engine", "front-end", "nobody"])
+def test_shared_memory_of_pythons_own_goes_with_it(killed: str, tmp_path: Path) -> None:
+    """Python's resource tracker removes it, so that must not be killed with the engine."""
+    before = set(os.listdir("/dev/shm"))
+    body = "settings['engine'] = 'tests.support.engines:WithSharedMemory'\nclient = connect(**settings)\nsay('there')"
+    program = start(FRONT_END.format(directory=str(tmp_path), options={}, body=body))
+    try:
+        assert line(program) == "there"
+        engine = engine_of(program.pid)
+        token = token_of(engine)
+        made = set(os.listdir("/dev/shm")) - before
+        assert any(name.startswith("psm_") for name in made), made
+        if killed == "nobody":
+            program.terminate()
+        else:
+            os.kill(engine if killed == "engine" else program.pid, signal.SIGKILL)
+        process_ended(engine, within=WITHIN)
+        until(lambda: not made & set(os.listdir("/dev/shm")), within=WITHIN, what="the shared memory has gone")
+        until(lambda: marked(token) == [], within=WITHIN, what="so has everybody else")
+    finally:
+        end(program)
+
+
 def test_a_warden_holds_nothing_and_cannot_be_told_to_go() -> None:
     child = spawn(f"{TARGETS}:wait_for_signal", {})
     try:

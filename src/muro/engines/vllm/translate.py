@@ -39,7 +39,7 @@ class RequestTranslator:
 
     def __call__(self, request: EngineCoreRequest) -> Any:
         """The request as vLLM's front-end would send it. Raises what its decoder raises, and LocalProtocolError."""
-        _, *frames = self._encoder.add(request)
+        _, *frames = self._encoder.add(_without_backend(request))
         return self._decoder.decode(frames)
 
 
@@ -71,6 +71,16 @@ class OutputTranslator:
         if not isinstance(message, EngineCoreOutputs):
             raise InternalError("vLLM's encoder wrote an output that is none")
         return message.outputs[0]
+
+
+def _without_backend(request: EngineCoreRequest) -> EngineCoreRequest:
+    """What compiles a grammar is for vLLM's check to choose, as its configuration says, and not for the front-end."""
+    params = request.sampling_params
+    if params is None or params.structured_outputs is None or params.structured_outputs.backend is None:
+        return request
+    wanted = msgspec.structs.replace(params.structured_outputs, backend=None, backend_was_auto=False)
+    params = msgspec.structs.replace(params, structured_outputs=wanted)
+    return msgspec.structs.replace(request, sampling_params=params)
 
 
 def scheduler_stats(theirs: Any) -> SchedulerStats:
