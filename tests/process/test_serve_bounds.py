@@ -138,6 +138,16 @@ def test_a_head_that_does_not_arrive(server: Server) -> None:
     assert server.metric("muro:slow_heads_total") >= 2
 
 
+def test_what_is_no_http_is_counted_and_logged_at_a_limited_rate(server: Server) -> None:
+    before, logged = server.metric("muro:malformed_requests_total"), server.errors().count("Invalid HTTP")
+    for _ in range(100):
+        with server.raw() as stranger:
+            stranger.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+            assert received(stranger)[0].startswith(b"HTTP/1.1 400")
+    assert server.metric("muro:malformed_requests_total") == before + 100
+    assert 0 < server.errors().count("Invalid HTTP") - logged <= 8
+
+
 @pytest.mark.parametrize("offer", ["Upgrade: h2c", "upgrade: websocket", "UPGRADE : TLS/1.0"])
 def test_the_offer_of_another_protocol_is_ignored(server: Server, offer: str) -> None:
     """Its body counts, which may have the same words in it; also in a later request of the connection."""

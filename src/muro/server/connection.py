@@ -15,6 +15,8 @@ callers must cost as little as can be, for the engine needs the processor too.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import re
 import socket
 from collections.abc import Callable
@@ -23,6 +25,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from muro.server.limits import HttpLimits
+
+log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
 RESERVE = 64
@@ -49,6 +53,7 @@ class Connections:
         self.open = 0
         self.refused = 0
         self.slow_heads = 0
+        self.malformed = 0
         self.slow_readers = 0
         self.refusal: Callable[[bytes], bytes | None] = lambda request_id: None
         """Asked for each request that generates, by its X-Request-Id: the whole answer if it is refused at once."""
@@ -56,6 +61,25 @@ class Connections:
     def protocol(self, **arguments: Any) -> BoundedConnection:
         """A new connection; what uvicorn calls its protocol class."""
         return BoundedConnection(self, **arguments)
+
+
+def seldom() -> Callable[[logging.LogRecord], bool]:
+    """A filter of warnings that lets the 1st, 2nd, 4th, 8th ... through: anybody may bring them about."""
+    numbers = itertools.count(1)
+
+    def lets_through(record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        if (number := next(numbers)) & (number - 1):
+            return False
+        if number > 1:
+            record.msg = f"{record.msg} (the {number}th warning of this kind)"
+        return True
+
+    return lets_through
+
+
+log.addFilter(seldom())
 
 
 def _without_upgrade(data: bytes) -> bytes:
@@ -72,6 +96,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def __init__(self, shared: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.logger = log
         self._shared = shared
         self._surplus = False
         self._in_head = True
@@ -110,6 +135,10 @@ class BoundedConnection(HttpToolsProtocol):
             self._await_head()
         elif self._in_body and self._idle:
             self._await_rest()
+
+    def send_400_response(self, msg: str) -> None:
+        self._shared.malformed += 1
+        super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         self._in_head = True

@@ -25,6 +25,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
 _COUNTERS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
     ("connections_refused", "Connections that were one too many.", lambda s: s.connections.refused),
     ("slow_heads", "Connections closed because a head did not arrive in time.", lambda s: s.connections.slow_heads),
+    ("malformed_requests", "Requests that were no HTTP.", lambda s: s.connections.malformed),
     ("slow_readers", "Connections closed because their reader took nothing.", lambda s: s.connections.slow_readers),
     ("requests_replayed", "Attempts lost with their engine and made again.", lambda s: s.llm.metrics.replayed),
     ("requests_quarantined", "Choices given up because they end engines.", lambda s: s.llm.metrics.quarantined),
