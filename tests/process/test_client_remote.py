@@ -10,7 +10,7 @@ from muro import EngineDeadError, SyncMPClient, connect
 from muro.wire.failure import ExitCode
 from tests.support.asking import FOREVER, ask, faulty
 from tests.support.deadline import until
-from tests.support.elsewhere import free_port
+from tests.support.elsewhere import PORT_HOST, engine_elsewhere, free_port
 
 ENGINE = """
 import sys
@@ -55,6 +55,23 @@ def test_its_announced_death_reaches_everybody(remote: tuple[SyncMPClient, subpr
         list(beside)
     with pytest.raises(EngineDeadError, match="announced"):
         client.check_health()
+
+
+@pytest.mark.parametrize(("hang", "code", "words"), [("hang", 10, "has hung for 6 s"), ("hang_lock", 1, "Timeout")])
+def test_one_that_has_failed_ends_even_if_its_clean_up_hangs(hang: str, code: int, words: str) -> None:
+    """Whoever started it waits for its end, to start it again."""
+    port = free_port()
+    options = {"step_ms": 1, "fault": f"shutdown:{hang}"}
+    with (
+        engine_elsewhere(f"tcp://{PORT_HOST}:{port}", options=options) as engine,
+        connect(host=PORT_HOST, handshake_port=port, num_local_engines=0, startup_timeout=20) as client,
+    ):
+        with pytest.raises(EngineDeadError, match="announced"):
+            list(client.generate(faulty("killer", "step:raise", FOREVER)))
+        assert engine.wait(20) == code
+        assert engine.stderr is not None
+        log = engine.stderr.read()
+        assert words in log and "in shutdown" in log, "where it hangs"
 
 
 def test_one_that_has_vanished_cannot_be_reached(remote: tuple[SyncMPClient, subprocess.Popen[bytes]]) -> None:

@@ -15,6 +15,7 @@ from muro.engine.interface import EngineCore, Report
 from muro.engine.loader import load_engine
 from muro.errors import ConfigError, RemoteProtocolError, StartupError
 from muro.observe.log import TOLD
+from muro.process.last_limit import LIMIT, end_within
 from muro.process.proc import EngineCoreProc
 from muro.process.rejoin import Rejoin
 from muro.transport.page import ProgressPage
@@ -101,7 +102,11 @@ class Life:
         )
         self._report_failure(FailureRecord.of(proc.phase, error))
         proc.announce_death()
-        return ExitCode.CONFIG if isinstance(error, ConfigError) and code is ExitCode.STARTUP_FAILED else code
+        if isinstance(error, ConfigError) and code is ExitCode.STARTUP_FAILED:
+            code = ExitCode.CONFIG
+        if self._config.headless:
+            end_within(LIMIT, code)
+        return code
 
     def _close(self, proc: EngineCoreProc, code: ExitCode) -> ExitCode:
         keep = code is ExitCode.LOST_PARENT and self._rejoin.wanted
