@@ -12,9 +12,8 @@ Invariants:
   pidfd; `Child.close` closes all of them.
 - The write end of the life-line exists in this process alone: it is close-on-exec, and forks made by Python
   close it. When it closes, the kernel kills the child.
-- The child is reaped here and nowhere else, under the handle's lock. What it has started is killed by its warden, for
-  which `Child.close` waits. If it has none, its process group is killed just before it is reaped, while the group's id
-  cannot belong to anybody else.
+- The child is reaped here and nowhere else, under the handle's lock. Its warden kills what it has started, and
+  `Child.close` waits for that. If it has none, its group is killed before it is reaped: later the id may be another's.
 - A handle that was copied into a forked process does nothing there.
 - The parent's signal handling is never touched; all of this works in any thread and at interpreter exit.
 """
