@@ -7,6 +7,7 @@ starts right before the kill. Keys of the result:
     last_told_ms: {p50, p99, max} until the last stream of a kill raises
     serving_s: {p50, p99, max}    until a successor serves, the back-off before its start included
     kills, streams, untold        untold: streams that did not raise; must be 0
+    model                         the engine's, or null
     backoff_s                     the back-off
 """
 
@@ -63,6 +64,7 @@ async def _run(kills: Kills, progress: Callable[[str], None]) -> dict[str, Any]:
         "told_ms": spread([took * 1000 for times in told for took in times], 3),
         "last_told_ms": spread([max(times) * 1000 for times in told if times], 3),
         "serving_s": spread(serving, 3),
+        "model": kills.model,
         "kills": kills.kills,
         "streams": kills.streams,
         "untold": kills.streams * kills.kills - sum(map(len, told)),
@@ -100,9 +102,21 @@ async def _kill(client: AsyncMPClient, streams: int) -> tuple[float, list[float]
 def text(result: dict[str, Any]) -> str:
     """The figures for people; "-" marks a claim that does not hold."""
     told, serving = result["told_ms"], result["serving_s"]
+    # Of a killed process its parent hears when the kernel has freed its memory; a model has to be loaded again.
+    soon_ms, soon_s = (50, 1) if result["model"] is None else (250, 6)
     rows = (
         (result["untold"] == 0, "callers told", f"all of {result['streams']} x {result['kills']}", "all"),
-        (told["p99"] <= 50, "told after", f"p50 {told['p50']:.1f} p99 {told['p99']:.1f} ms", "p99 <= 50 ms"),
-        (serving["p99"] <= 1, "serving again", f"p50 {serving['p50']:.2f} p99 {serving['p99']:.2f} s", "<= 1 s"),
+        (
+            told["p99"] <= soon_ms,
+            "told after",
+            f"p50 {told['p50']:.1f} p99 {told['p99']:.1f} ms",
+            f"p99 <= {soon_ms} ms",
+        ),
+        (
+            serving["p99"] <= soon_s,
+            "serving again",
+            f"p50 {serving['p50']:.2f} p99 {serving['p99']:.2f} s",
+            f"<= {soon_s} s",
+        ),
     )
     return "\n".join(f"{'+' if holds else '-'} {what:<16} {found:>32}   {claim}" for holds, what, found, claim in rows)
