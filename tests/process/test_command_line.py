@@ -1,5 +1,6 @@
 """The other commands: load on a server, an engine alone, a model's directory, help that teaches."""
 
+import importlib.util
 import json
 import re
 import signal
@@ -119,6 +120,11 @@ def test_engines_that_are_started_elsewhere() -> None:
 )
 def test_settings_of_an_engine_that_dials_in(arguments: tuple[str, ...], named: str) -> None:
     assert named in muro("serve", "--engine", "echo", *arguments, code=2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is here")
+def test_what_an_engine_that_dials_in_lacks_is_told_before_it_waits() -> None:
+    assert "muro[vllm]" in muro("serve", "--engine", "vllm", "--headless", code=2)
 
 
 def test_an_engine_for_which_no_front_end_comes_says_so_once() -> None:

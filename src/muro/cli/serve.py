@@ -230,6 +230,7 @@ def _check_dialling(options: ServeOptions) -> None:
 def _headless(options: ServeOptions, choice: ModelChoice) -> int:
     import msgspec
 
+    from muro.engine.loader import check_installed
     from muro.process.main import run_headless
     from muro.transport.endpoint import check_clear, tcp_endpoint
     from muro.transport.keys import engine_keys
@@ -238,9 +239,11 @@ def _headless(options: ServeOptions, choice: ModelChoice) -> int:
         raise ConfigError("--headless runs one engine; start one command for each: --data-parallel-start-rank")
     check_headless(options)
     _check_dialling(options)
+    engine = choice.engine_config()
+    check_installed(engine.engine)  # told before a front-end is waited for
     keys = None if options.curve_dir is None else engine_keys(options.curve_dir, options.curve_secret_fd)
     config = msgspec.structs.replace(
-        choice.engine_config(),
+        engine,
         rank=options.data_parallel_start_rank,
         handshake_address=tcp_endpoint(options.data_parallel_address or LOOPBACK, options.data_parallel_rpc_port),
         local=False,

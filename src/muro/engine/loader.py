@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from muro.engine.interface import Engine, EngineCore, Report
-from muro.errors import ConfigError, MuroError
+from muro.errors import ConfigError, MissingExtraError, MuroError
 
 BUILT_IN = {
     "echo": "muro.engines.echo:EchoEngine",
@@ -31,6 +31,9 @@ BUILT_IN = {
     "vllm": "muro.engines.vllm.engine:create_engine",
 }
 """Engines that have a short name."""
+
+EXTRAS = {"openvino": "running a model on the CPU", "vllm": "hosting vLLM's engine"}
+"""Engines that need a library of their own name, which an extra of that name brings, and what for."""
 
 REQUIRED = ("add_request", "abort_requests", "step", "has_work")
 """What `Engine` has no default for: its own methods only say so when they are called."""
@@ -45,6 +48,12 @@ def load_engine(name: str, *, model: str | None, options: dict[str, Any], report
         ConfigError: the name leads nowhere, or an option does not fit.
     """
     return build_engine(name, find_factory(name), model=model, options=options, report=report)
+
+
+def check_installed(name: str) -> None:
+    """Raise MissingExtraError if the library of a built-in engine is not there; loads nothing."""
+    if name in EXTRAS and importlib.util.find_spec(name) is None:
+        raise MissingExtraError(EXTRAS[name], name)
 
 
 def build_engine(

@@ -7,6 +7,7 @@ from typing import Any
 from muro.config import home
 from muro.core.stepper import StepperEngine
 from muro.engine.interface import Report
+from muro.engine.loader import EXTRAS
 from muro.engines.grammars import workshop
 from muro.engines.openvino.options import OpenVINOOptions
 from muro.errors import ConfigError, MissingExtraError
@@ -38,7 +39,7 @@ def create_engine(model: str | None, options: OpenVINOOptions, report: Report) -
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "openvino":
             raise
-        raise MissingExtraError("running a model on the CPU", "openvino") from None
+        raise MissingExtraError(EXTRAS["openvino"], "openvino") from None
 
     def reload() -> Any:
         return compile_model(directory, options, root, lambda phase, percent: None)

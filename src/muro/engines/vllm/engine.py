@@ -6,12 +6,12 @@ sleep modes only level 0, which is a pause of ours, is offered, and its data-par
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from muro.config import home
 from muro.engine.interface import EngineCore, Report
+from muro.engine.loader import EXTRAS, check_installed
 from muro.errors import ConfigError, MissingExtraError
 from muro.models.pull import pulled
 
@@ -30,8 +30,7 @@ def create_engine(model: str | None, options: dict[str, Any], report: Report) ->
     """
     if model is None:
         raise ConfigError("the vllm engine needs a model directory; the demo model: muro pull demo --with-weights")
-    if find_spec("vllm") is None:  # before a model is fetched for it
-        raise MissingExtraError("hosting vLLM's engine", "vllm")
+    check_installed("vllm")  # before a model is fetched for it
     directory = pulled(model, home()) or Path(model)
     if any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors")):
         raise ConfigError(
@@ -43,5 +42,5 @@ def create_engine(model: str | None, options: dict[str, Any], report: Report) ->
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "vllm":
             raise
-        raise MissingExtraError("hosting vLLM's engine", "vllm") from None
+        raise MissingExtraError(EXTRAS["vllm"], "vllm") from None
     return load(str(directory), options, report)
