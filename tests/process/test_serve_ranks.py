@@ -69,7 +69,9 @@ def test_a_front_end_of_some_ranks(flags: tuple[str, ...], ranks: list[str]) -> 
 
 @pytest.mark.parametrize("flags", [("--data-parallel-size-local", "2", "--data-parallel-hybrid-lb"), ("-dpn", "0")])
 def test_the_front_end_of_the_first_ranks_takes_none_of_the_others(flags: tuple[str, ...]) -> None:
+    flags = (*flags, "-dpa", "127.0.0.1")
     with Server("--engine", "echo", "--enable-dev-mode", "-dp", "4", *flags) as server, server.ready().http() as http:
+        assert "--data-parallel-address 127.0.0.1 has no effect" in server.errors()
         before = engines_of(server)
         answer = http.post("/scale", json={"engines": 3})
         assert answer.status_code == 409 and "other front-ends" in answer.json()["error"]["message"]

@@ -34,6 +34,8 @@ Examples:
 {EXIT_CODES}
 """
 
+log = logging.getLogger(__name__)
+
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 
 
@@ -126,6 +128,12 @@ def _connect_config(options: ServeOptions) -> ConnectConfig:
     ranks = ranks_of_front_end(options)
     elsewhere = ranks.local < ranks.count
     ray = ray_config(options)
+    if options.data_parallel_address is not None and ray is None and not elsewhere:
+        log.warning(
+            "--data-parallel-address %s has no effect: all engines are started here; how many are, and how many dial "
+            "in, is said by --data-parallel-size-local and --data-parallel-size",
+            options.data_parallel_address,
+        )
     host = options.data_parallel_address if ray is not None or elsewhere else None
     if elsewhere and host is None:
         host = LOOPBACK
