@@ -46,9 +46,8 @@ help:
 setup: $(TEST)
 
 serve: $(SERVE)
-	@if test -d "$(MODEL)"; then dir="$(MODEL)"; \
-	else out=$$($(BIN)/muro pull "$(MODEL)") || exit; dir=$$(printf '%s\n' "$$out" | tail -n 1); fi; \
-	exec $(BIN)/muro serve "$$dir" --host "$(HOST)" --port "$(PORT)" $(ARGS)
+	@test -d "$(MODEL)" || $(BIN)/muro pull "$(MODEL)" > /dev/null
+	@exec $(BIN)/muro serve "$(MODEL)" --host "$(HOST)" --port "$(PORT)" $(ARGS)
 
 test: $(TEST)
 	@$(BIN)/python scripts/run_tests.py $(ARGS)

@@ -6,6 +6,7 @@ sleep modes only level 0, which is a pause of ours, is offered, and its data-par
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def create_engine(model: str | None, options: dict[str, Any], report: Report) ->
         raise ConfigError(
             f"{directory} holds a GGUF file alone, which vLLM does not read: muro pull NAME --with-weights"
         )
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing here calls home, unless it is told to
     report("importing vLLM", 2)
     try:
         from muro.engines.vllm.host import load
