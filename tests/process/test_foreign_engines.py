@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import msgspec
 import pytest
 
@@ -70,3 +71,24 @@ def test_who_is_missing_is_said_again_and_again() -> None:
         line = "engine 1 (started elsewhere): waiting for it: no HELLO yet"
         until(lambda: server.errors().count(line) >= 3, within=30, what="the missing one is named three times")
         assert server.errors().count("engine 0 (started elsewhere): waiting for it: no HELLO yet") <= 1
+
+
+def test_a_grammar_that_does_not_compile_never_reaches_them() -> None:
+    """It would end an engine of vLLM's."""
+    port = free_port()
+    flags = ("--engine", "echo", "-dpl", "0", "-dpp", str(port))
+    with foreign_engines(f"tcp://{PORT_HOST}:{port}", "0.25.1") as [engine], Server(*flags) as server:
+        with server.ready().http() as http:
+
+            def ask_for(**structure: object) -> httpx.Response:
+                body = {"prompt": "abc", "max_tokens": 2, "structured_outputs": structure}
+                return http.post("/v1/completions", json=body, timeout=30)
+
+            for wrong in ({"regex": "(unclosed"}, {"json": {"type": "nothing"}}, {"grammar": "root ::= ["}, {}):
+                answer = ask_for(**wrong)
+                assert answer.status_code == 400, answer.text
+                assert answer.json()["error"]["param"] == "structured_outputs"
+            assert engine.adds == []
+            assert ask_for(regex="(a|b)+").status_code == 200
+            assert ask_for(json={"type": "object"}).status_code == 200
+            assert len(engine.adds) == 2

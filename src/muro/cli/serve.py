@@ -174,6 +174,7 @@ def _server_config(options: ServeOptions) -> ServerConfig:
         served_names=tuple(options.served_model_name or ()),
         dev_mode=options.enable_dev_mode,
         shutdown_timeout=options.shutdown_timeout,
+        grammar_check="muro.engines.grammars:checker",
         deaths=DeathPolicy(on_engine_death=options.on_engine_death, restart_wait=options.restart_wait),
         limits=_limits(options),
         api_key_file=options.api_key_file,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from muro.core.grammar.library import Compiler, Vocabulary, is_installed
-from muro.core.grammar.workshop import Workshop
+from muro.core.grammar.spec import grammar_spec
+from muro.core.grammar.workshop import Compilation, Workshop
 from muro.engines.trial import Trials
 from muro.errors import ConfigError
+from muro.wire.request import StructuredOutputsParams
 
 TOKENIZER = "tokenizer.json"
 BYTES: tuple[bytes, ...] = (*(bytes((i,)) for i in range(256)), b"", b"")
@@ -28,6 +30,26 @@ def workshop(directory: Path | None, vocab_size: int) -> Workshop:
         missing = f"structured_outputs is not supported by this engine: the model has no {TOKENIZER}"
     trials = Trials()
     return Workshop(lambda: Compiler(_vocabulary(directory), vocab_size), trial=trials, missing=missing)
+
+
+class Checker:
+    """Tells whether grammars compile, for a front-end whose engines are not ours. Close it."""
+
+    def __init__(self) -> None:
+        self._workshop = workshop(None, len(BYTES))
+
+    def order(self, wanted: StructuredOutputsParams) -> Compilation:
+        """Begin to compile. Raises InvalidRequestError for what is no grammar."""
+        return self._workshop.order(grammar_spec(wanted))
+
+    def close(self) -> None:
+        """Compile nothing more."""
+        self._workshop.close()
+
+
+def checker() -> Checker | None:
+    """None if the library is missing."""
+    return Checker() if is_installed() else None
 
 
 def _vocabulary(directory: Path | None) -> Vocabulary:

@@ -37,6 +37,7 @@ from muro.llm.replay import DeathPolicy
 from muro.llm.words import ModelChoice
 from muro.server.app import make_app
 from muro.server.gate import ApiKeys, read_api_keys
+from muro.server.grammars import GrammarCheck
 from muro.server.health import health
 from muro.server.health_port import HealthPort
 from muro.server.limits import HttpLimits
@@ -74,6 +75,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout: float = 0.0
     deaths: DeathPolicy = DeathPolicy()
     """What becomes of requests when an engine dies that will be replaced."""
+    grammar_check: str | None = None
+    """What compiles grammars before engines of another make get them, as "module:function"; None: nothing does."""
     death_notice: float = 2.0
     """How long a server whose engine has died, and is not started again, goes on telling so."""
 
@@ -157,9 +160,11 @@ async def serve(
         llm = await _start(stops, choice, connect, config.deaths, on_progress, join)
         if llm is None:
             return ExitCode.STOPPED
+        grammars = GrammarCheck(config.grammar_check)
         try:
             names = config.served_names or choice.names()
-            service = Service(llm, names, config.limits, waits=config.deaths.restart_wait > 0, crew=member)
+            waits = config.deaths.restart_wait > 0
+            service = Service(llm, names, config.limits, waits=waits, crew=member, grammars=grammars)
             app = make_app(service, keys, config.allowed_origins, dev_mode=config.dev_mode)
             async with listening(app, service.connections, listener, tls):
                 # What start-up has left is here to stay: no collection need look at it again.
@@ -171,6 +176,7 @@ async def serve(
             return exit_code(llm, asked=stops.count > 0)
         finally:
             gc.unfreeze()
+            grammars.close()
             await llm.aclose()
 
 

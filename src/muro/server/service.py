@@ -16,6 +16,7 @@ from muro.server.admission import Admission
 from muro.server.connection import Connections
 from muro.server.errors import raw, reply_to
 from muro.server.exchange import BodyBounds, request_id_of
+from muro.server.grammars import GrammarCheck
 from muro.server.limits import HttpLimits, connections_for, file_limit
 
 _BODY_BYTES_PER_TOKEN = 64
@@ -37,6 +38,7 @@ class Service:
         limits: bounds of the HTTP side.
         waits: whether requests are taken while a dead engine is started again.
         crew: the servers with the same engines; None: there is no other.
+        grammars: checks those for engines of another make; None: nobody does.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Service:
         *,
         waits: bool = False,
         crew: Crew | None = None,
+        grammars: GrammarCheck | None = None,
     ) -> None:
         self.llm = llm
+        self.grammars = grammars or GrammarCheck(None)
         self.crew: Crew = crew or Alone()
         llm.client.max_unread_tokens = (limits or HttpLimits()).max_unread_tokens
         self.names = list(names)

@@ -131,6 +131,8 @@ class GenerationWork(Generic[R]):
         standing = Standing(request.priority, request.cache_salt, rank)
         with structure_named(request):
             check_offered(params, standing, service.llm.engines)
+            async with deadlines.enforced():
+                await service.grammars.check(params.structured_outputs, service.llm.engines)
             ticket.queue(len(prompts) * request.n, sum(map(len, prompts)) * request.n)
             form = dialect.form(Head(exchange.request_id, service.created_now(), model), request, prompts)
             return await generate(exchange, service, Job(prompts, request, params, standing, ticket, deadlines), form)
