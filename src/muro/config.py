@@ -307,6 +307,11 @@ def socket_root(environ: Mapping[str, str] | None = None) -> str:
     return env.get("MURO_SOCKET_DIR") or env.get("TMPDIR") or "/tmp"
 
 
+def keep_quiet() -> None:
+    """Have libraries send no usage statistics, unless the environment says that they shall: nothing here calls home."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
 def engine_environment(additional: Mapping[str, str], engines: int) -> dict[str, str]:
     """What is added to the environment of each of several engines on one machine.
 

@@ -6,11 +6,10 @@ sleep modes only level 0, which is a pause of ours, is offered, and its data-par
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-from muro.config import home
+from muro.config import home, keep_quiet
 from muro.engine.interface import EngineCore, Report
 from muro.engine.loader import EXTRAS, check_installed
 from muro.errors import ConfigError, MissingExtraError
@@ -37,7 +36,7 @@ def create_engine(model: str | None, options: dict[str, Any], report: Report) ->
         raise ConfigError(
             f"{directory} holds a GGUF file alone, which vLLM does not read: muro pull NAME --with-weights"
         )
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing here calls home, unless it is told to
+    keep_quiet()
     report("importing vLLM", 2)
     try:
         from muro.engines.vllm.host import load
