@@ -22,7 +22,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -162,9 +162,7 @@ async def serve(
             return ExitCode.STOPPED
         grammars = GrammarCheck(config.grammar_check)
         try:
-            names = config.served_names or choice.names()
-            waits = config.deaths.restart_wait > 0
-            service = Service(llm, names, config.limits, waits=waits, crew=member, grammars=grammars)
+            service = _service(llm, config.served_names or choice.names(), config, member, grammars)
             app = make_app(service, keys, config.allowed_origins, dev_mode=config.dev_mode)
             async with listening(app, service.connections, listener, tls):
                 # What start-up has left is here to stay: no collection need look at it again.
@@ -178,6 +176,13 @@ async def serve(
             gc.unfreeze()
             grammars.close()
             await llm.aclose()
+
+
+def _service(
+    llm: AsyncLLM, names: Sequence[str], config: ServerConfig, member: Member | None, grammars: GrammarCheck
+) -> Service:
+    waits = config.deaths.restart_wait > 0
+    return Service(llm, names, config.limits, waits=waits, crew=member, grammars=grammars)
 
 
 def _tell_of(service: Service, door: HealthPort | None, member: Member | None) -> None:
