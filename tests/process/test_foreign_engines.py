@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import httpx
 import msgspec
 import pytest
@@ -12,7 +14,7 @@ from muro.wire.request import LoRARequest
 from tests.support.asking import ask
 from tests.support.deadline import until
 from tests.support.elsewhere import PORT_HOST, free_port
-from tests.support.foreign_engine import foreign_engines
+from tests.support.foreign_engine import ForeignEngine, foreign_engines
 from tests.support.server import Server
 
 
@@ -73,22 +75,54 @@ def test_who_is_missing_is_said_again_and_again() -> None:
         assert server.errors().count("engine 0 (started elsewhere): waiting for it: no HELLO yet") <= 1
 
 
-def test_a_grammar_that_does_not_compile_never_reaches_them() -> None:
+UNKNOWN: list[tuple[str, dict[str, object]]] = [
+    ("prompt", {"prompt": [1, 258]}),
+    ("prompt", {"prompt": [[1], [1_000_000]]}),
+    ("logit_bias", {"logit_bias": {"1000000": 1}}),
+    ("allowed_token_ids", {"allowed_token_ids": [1, 258]}),
+    ("allowed_token_ids", {"allowed_token_ids": []}),
+    ("stop_token_ids", {"stop_token_ids": [258], "min_tokens": 1}),
+]
+
+
+def test_a_token_that_the_model_does_not_have_never_reaches_them(
+    before_one: tuple[httpx.Client, ForeignEngine],
+) -> None:
     """It would end an engine of vLLM's."""
+    http, engine = before_one
+    for named, body in UNKNOWN:
+        answer = http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2, **body})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == named, answer.text
+    answer = http.post("/v1/embeddings", json={"input": [300]})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt", answer.text
+    assert engine.adds == []
+    assert http.post("/v1/completions", json={"prompt": [1, 257], "max_tokens": 2}).status_code == 200
+    assert len(engine.adds) == 1
+
+
+@pytest.fixture
+def before_one() -> Iterator[tuple[httpx.Client, ForeignEngine]]:
+    """A server with an engine of another make; its tokens are bytes, and two more."""
     port = free_port()
     flags = ("--engine", "echo", "-dpl", "0", "-dpp", str(port))
     with foreign_engines(f"tcp://{PORT_HOST}:{port}", "0.25.1") as [engine], Server(*flags) as server:
         with server.ready().http() as http:
+            yield http, engine
 
-            def ask_for(**structure: object) -> httpx.Response:
-                body = {"prompt": "abc", "max_tokens": 2, "structured_outputs": structure}
-                return http.post("/v1/completions", json=body, timeout=30)
 
-            for wrong in ({"regex": "(unclosed"}, {"json": {"type": "nothing"}}, {"grammar": "root ::= ["}, {}):
-                answer = ask_for(**wrong)
-                assert answer.status_code == 400, answer.text
-                assert answer.json()["error"]["param"] == "structured_outputs"
-            assert engine.adds == []
-            assert ask_for(regex="(a|b)+").status_code == 200
-            assert ask_for(json={"type": "object"}).status_code == 200
-            assert len(engine.adds) == 2
+def test_a_grammar_that_does_not_compile_never_reaches_them(before_one: tuple[httpx.Client, ForeignEngine]) -> None:
+    """It would end an engine of vLLM's."""
+    http, engine = before_one
+
+    def ask_for(**structure: object) -> httpx.Response:
+        body = {"prompt": "abc", "max_tokens": 2, "structured_outputs": structure}
+        return http.post("/v1/completions", json=body, timeout=30)
+
+    for wrong in ({"regex": "(unclosed"}, {"json": {"type": "nothing"}}, {"grammar": "root ::= ["}, {}):
+        answer = ask_for(**wrong)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "structured_outputs"
+    assert engine.adds == []
+    assert ask_for(regex="(a|b)+").status_code == 200
+    assert ask_for(json={"type": "object"}).status_code == 200
+    assert len(engine.adds) == 2

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from muro.clients.interface import EngineStatus
+from muro.server.offers import is_ours
 from muro.wire.request import StructuredOutputsParams
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class GrammarCheck:
         self, wanted: StructuredOutputsParams | None, engines: Callable[[], Iterable[EngineStatus]]
     ) -> None:
         """Return once an engine may be asked for this. Raises RequestError."""
-        if wanted is None or self._maker is None or all(map(_is_ours, engines())):
+        if wanted is None or self._maker is None or all(map(is_ours, engines())):
             return
         if (compiles := self._compiles or self._load(self._maker)) is None:
             return
@@ -79,7 +80,3 @@ class GrammarCheck:
             )
         self._compiles = compiles
         return compiles
-
-
-def _is_ours(engine: EngineStatus) -> bool:
-    return engine.ready is None or engine.ready.muro is not None

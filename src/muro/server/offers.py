@@ -2,15 +2,16 @@
 
 An engine of ours says in its ready response whether it honours sampling options, or refuses them itself. One that does
 not (it has no distribution to sample from, as an echo) is asked for none of the options below. How to sample
-(temperature, top_p, top_k, min_p, seed) it may ignore: every client sends those. Foreign engines answer for themselves.
+(temperature, top_p, top_k, min_p, seed) it may ignore: every client sends those. Foreign engines answer for themselves,
+but for what ends them: those of vLLM expect that their front-end has looked at every token id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from muro.clients.interface import EngineStatus
-from muro.errors import UnsupportedOptionError
+from muro.errors import InvalidRequestError, UnsupportedOptionError
 from muro.llm.pipeline import Standing
 from muro.wire.request import SAMPLING_OPTIONS, SamplingParams
 
@@ -19,6 +20,7 @@ _SAMPLING = (
     "logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids", "repetition_detection", "thinking_token_budget",
     "structured_outputs",
 )  # fmt: skip
+_IDS = ("stop_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids")
 _NEUTRAL = SamplingParams()
 
 
@@ -27,6 +29,29 @@ def check_offered(params: SamplingParams, standing: Standing, engines: Callable[
     asked = _first_asked(params, standing)
     if asked is not None and not all(_honours(engine) for engine in engines()):
         raise UnsupportedOptionError(f"the option {asked!r} is not supported by this engine", param=asked)
+
+
+def check_ids(
+    prompts: Iterable[Sequence[int]],
+    params: SamplingParams | None,
+    vocab_size: int,
+    engines: Callable[[], Iterable[EngineStatus]],
+) -> None:
+    """Raises InvalidRequestError for a token id that the model does not have, if an engine is of another make."""
+    if all(map(is_ours, engines())):
+        return
+    named: list[tuple[str, Iterable[int]]] = [("prompt", prompt) for prompt in prompts]
+    named += [(name, getattr(params, name, None) or ()) for name in _IDS]
+    for name, ids in named:
+        if (worst := max(ids, default=0)) >= vocab_size:
+            raise InvalidRequestError(f"{name}: there is no token {worst}; the model has {vocab_size}", param=name)
+    if params is not None and params.allowed_token_ids == []:
+        raise InvalidRequestError("allowed_token_ids: none is allowed", param="allowed_token_ids")
+
+
+def is_ours(engine: EngineStatus) -> bool:
+    """Whether an engine is hosted by muro, as far as it has said."""
+    return engine.ready is None or engine.ready.muro is not None
 
 
 def _first_asked(params: SamplingParams, standing: Standing) -> str | None:

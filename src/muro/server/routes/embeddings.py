@@ -5,6 +5,7 @@ from __future__ import annotations
 from muro.server.admission import Ticket
 from muro.server.deadlines import Deadlines
 from muro.server.exchange import BodyBounds, Exchange
+from muro.server.offers import check_ids
 from muro.server.schemas.embeddings import EmbeddingList, EmbeddingRequest, EmbeddingUsage, inputs_of, written
 from muro.server.schemas.request import decode_request
 from muro.server.service import Service
@@ -32,6 +33,7 @@ class EmbeddingWork:
             words, special = service.llm.words, request.add_special_tokens
             prompts = [await words.encode_async(text, add_special=special) for text in inputs_of(request)]
         ticket.hold(0)
+        check_ids(prompts, None, words.tokenizer.vocab_size, service.llm.engines)
         tokens = sum(map(len, prompts))
         ticket.queue(len(prompts), tokens)
         queue = deadlines.queue

@@ -17,7 +17,7 @@ from muro.llm.pipeline import Standing, check_length
 from muro.server.admission import Ticket
 from muro.server.deadlines import HEADER, Deadlines, parse_timeouts
 from muro.server.exchange import BodyBounds, Exchange, GoneError
-from muro.server.offers import check_offered
+from muro.server.offers import check_ids, check_offered
 from muro.server.routes.generation import Form, Head, Job, generate
 from muro.server.schemas.request import GenerationOptions, decode_request, sampling_params
 from muro.server.service import Service
@@ -131,6 +131,7 @@ class GenerationWork(Generic[R]):
         standing = Standing(request.priority, request.cache_salt, rank)
         with structure_named(request):
             check_offered(params, standing, service.llm.engines)
+            check_ids(prompts, params, service.llm.words.tokenizer.vocab_size, service.llm.engines)
             async with deadlines.enforced():
                 await service.grammars.check(params.structured_outputs, service.llm.engines)
             ticket.queue(len(prompts) * request.n, sum(map(len, prompts)) * request.n)
