@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.support.deadline import until
@@ -136,6 +137,31 @@ def test_a_head_that_does_not_arrive(server: Server) -> None:
         assert QUICK / 2 < seconds < 3
         assert received(silent)[0] == b""
     assert server.metric("muro:slow_heads_total") >= 2
+
+
+def resident_mib(pid: int) -> float:
+    return psutil.Process(pid).memory_info().rss / 2**20
+
+
+@pytest.mark.parametrize(
+    "more", [b"X-B: 1\r\n" * 50_000, b"X-A: " + b"y" * 500_000, b"1;x=" + b"y" * 500_000], ids=["many", "long", "chunk"]
+)
+def test_what_frames_a_body_or_follows_it_is_bounded(server: Server, more: bytes) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    head += b"Content-Type: application/json\r\n\r\n"
+    body = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
+    chunk = b"%x\r\n%b\r\n" % (len(body), body)
+    end = b"" if more.startswith(b"1;") else b"0\r\n"
+    before = resident_mib(server.process.pid)
+    with server.raw() as stranger, suppress(OSError):  # it is hung up on
+        stranger.sendall(head + chunk + end)
+        for _ in range(100):
+            stranger.sendall(more)
+        raise AssertionError("all of it was taken")
+    assert resident_mib(server.process.pid) < before + 30
+    with server.raw() as connection:
+        connection.sendall(head + b"".join(b"1;x=y\r\n%c\r\n" % byte for byte in body) + b"0\r\nX-B: 1\r\n\r\n")
+        assert answer_on(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_what_is_no_http_is_counted_and_logged_at_a_limited_rate(server: Server) -> None:

@@ -102,6 +102,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_head = True
         self._in_body = False
         self._head_bytes = 0
+        self._idle_bytes = 0  # of a chunked body's frame, since the last part of the body itself
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
@@ -127,7 +128,11 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._in_body:
+            self._idle_bytes += len(data)
         super().data_received(data if self._in_body else _without_upgrade(data))
+        if self._in_body and self._idle_bytes > MAX_HEAD_BYTES:
+            self._refuse_the_rest()
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -147,14 +152,20 @@ class BoundedConnection(HttpToolsProtocol):
         if self._surplus:
             self.scope[SURPLUS] = True  # type: ignore[literal-required] # an extension of ours
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # nobody reads what follows a body
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body = False, True
+        self._idle_bytes = 0
         self._head_came()
         self._refused = self._refuse_at_once()
         if not self._refused:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._idle_bytes = 0
         if not self._refused:
             super().on_body(body)
 
@@ -197,6 +208,14 @@ class BoundedConnection(HttpToolsProtocol):
         if not self.parser.should_keep_alive():
             self.transport.close()
         return True
+
+    def _refuse_the_rest(self) -> None:
+        """What frames a chunked body, or follows it, has become too much."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._refused or (cycle is not None and cycle.response_started):
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.send_400_response("What frames the body, or follows it, is too large.")
 
     def _await_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():

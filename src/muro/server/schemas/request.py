@@ -84,7 +84,7 @@ class GenerationOptions(msgspec.Struct, kw_only=True):
     n: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
     max_tokens: Positive | None = None
     min_tokens: Count = 0
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -131,6 +131,17 @@ R = TypeVar("R", bound=msgspec.Struct)
 N = TypeVar("N", int, float)
 
 
+def _check_repetition(asked: RepetitionDetection | None) -> None:
+    """Raises InvalidRequestError for what an engine could not do, and one of vLLM's ends with."""
+    if asked is None or asked.max_pattern_size == 0:
+        return
+    if not (0 <= asked.min_pattern_size <= asked.max_pattern_size and asked.min_count >= 2):
+        raise InvalidRequestError(
+            "repetition_detection: min_pattern_size must lie in 0 ... max_pattern_size, and min_count be 2 at least",
+            param="repetition_detection",
+        )
+
+
 def sampling_params(options: GenerationOptions, max_tokens: int | None, defaults: SamplingParams) -> SamplingParams:
     """The options in the wire's terms; ids that come from the tokenizer (end of sequence) are still missing.
 
@@ -142,6 +153,7 @@ def sampling_params(options: GenerationOptions, max_tokens: int | None, defaults
     if max_tokens is not None and options.min_tokens > max_tokens:
         what = f"min_tokens is {options.min_tokens}, but at most {max_tokens} tokens are asked for"
         raise InvalidRequestError(what, param="min_tokens")
+    _check_repetition(options.repetition_detection)
     logprobs, prompt_logprobs = options.wanted_logprobs()
     structure = options.structure()
     return SamplingParams(

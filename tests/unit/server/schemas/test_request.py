@@ -133,6 +133,7 @@ def test_false_and_zero_are_told_apart() -> None:
         ("max_tokens", 0, "max_tokens"),
         ("n", 129, "n"),
         ("temperature", -0.1, "temperature"),
+        ("temperature", 2.1, "temperature"),
         ("top_p", 0, "top_p"),
         ("top_k", -2, "top_k"),
         ("seed", 2**63, "seed"),
@@ -191,6 +192,15 @@ def test_options_that_do_not_go_together(kind: type[GenerationOptions], options:
     with pytest.raises(InvalidRequestError) as caught:
         decode(kind, **options)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 1), (3, 4, 2), (3, -1, 2), (-3, -4, 2)])
+def test_a_repetition_that_cannot_be(sizes: tuple[int, int, int]) -> None:
+    asked = dict(zip(("max_pattern_size", "min_pattern_size", "min_count"), sizes, strict=True))
+    with pytest.raises(InvalidRequestError) as caught:
+        sampling_params(decode(CompletionRequest, repetition_detection=asked), 4, SamplingParams())
+    assert caught.value.param == "repetition_detection"
+    sampling_params(decode(CompletionRequest, repetition_detection={"min_count": 1}), 4, SamplingParams())
 
 
 def test_at_least_more_than_at_most() -> None:
