@@ -160,6 +160,25 @@ def test_a_successor_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
         assert "not in the mood" in server.errors()
 
 
+def test_a_death_that_is_no_failure_ends_the_server_and_is_told_once() -> None:
+    with Server("--engine", "sim", "--fault", "idle:exit=0@time=0.5") as server:
+        assert server.exit_code(20) == 10
+        said = server.errors()
+        assert said.count("it left with exit code 0") == 1
+        assert "it is not started again: its exit code is 0, which is no failure" in said
+        assert "no engine is left, and none is started again; the server ends" in said
+
+
+def test_stacks_of_a_stuck_engine_are_told_once() -> None:
+    with Server("--engine", "sim", "--fault", "hang@times=1", "--stall-limit", "1") as server:
+        server.ready()
+        assert httpx.post(f"{server.url}/v1/completions", json=ASKED, timeout=20).status_code == 503
+        until(lambda: engine(server)["generation"] == 1)
+        said = server.errors()
+        assert said.count("its threads stood here") == 1 and "it was stuck: step" in said
+        assert said.count("in _deadlock") == said.count("in run_engine_core") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("backoff", ["60/60", "0/0"])
 def test_a_stop_while_the_engine_is_restarted_is_an_orderly_end(

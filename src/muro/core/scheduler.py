@@ -226,7 +226,7 @@ class Scheduler:
 
     def _expire(self) -> None:
         for request in self._patience.over(self._clock()):
-            what = f"the request did not run within {request.queue_timeout:g} s of its arrival here (queue timeout)"
+            what = f"the request did not run within {request.queue_timeout:.3g} s of its arrival here (queue timeout)"
             self._refuse(request, DeadlineError(what))
 
     def _unblock(self) -> None:

@@ -1,6 +1,6 @@
 """Every fault that an engine can be asked for, once: what it is, how it is written, how it is committed.
 
-A fault is written `place:kind` or `place:kind=argument`:
+A fault is written `[place:]kind[=argument]`; the place `step` need not be said:
 
     place  construct, loading, preprocess, add, step, output, operation, shutdown,
            idle (whether or not there is work; the simulator only)
@@ -60,13 +60,13 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def parse_fault(text: str) -> Fault:
-    """Read `place:kind=argument`. Raises ConfigError that lists what there is."""
-    place, colon, rest = text.partition(":")
+    """Read `[place:]kind[=argument]`. Raises ConfigError that lists what there is."""
+    place, colon, rest = text.partition(":") if text.partition("=")[0] not in KINDS else ("step", ":", text)
     kind, _, argument = rest.partition("=")
     if not colon:
         raise ConfigError(
-            f"fault {text!r}: it is written place:kind or place:kind=argument; the place is one of "
-            f"{', '.join(PLACES)}; the kind is one of {', '.join(KINDS)}"
+            f"fault {text!r}: it is written [place:]kind[=argument]; the kind is one of {', '.join(KINDS)}; "
+            f"the place is one of {', '.join(PLACES)}, and step if none is said"
         )
     if place not in PLACES:
         raise ConfigError(f"fault {text!r}: the place is one of {', '.join(PLACES)}")

@@ -87,8 +87,9 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
         follows, kind, retry_after = "", EngineDeadError, None
         if decision is not None and decision.restart:
             follows, retry_after = "; it is being restarted", decision.delay
-        elif decision is not None and decision.crash_loop:
-            follows, kind = f"; it is not started again: {decision.why}", CrashLoopError
+        elif decision is not None and decision.why:
+            follows = f"; it is not started again: {decision.why}"
+            kind = CrashLoopError if decision.crash_loop else EngineDeadError
         return kind(
             f"{self.name}{again} has died: {self.how()}{follows}{self.details()}",
             rank=rank,

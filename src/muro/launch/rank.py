@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from muro.config import RestartPolicy
-from muro.errors import EngineDeadError
+from muro.errors import LOG_FOLLOWS, EngineDeadError
 from muro.ids import EngineRank, Generation
 from muro.launch.attempt import Attempt, Replacements
 from muro.launch.death import Death
@@ -47,6 +47,8 @@ class Rank:
         self.unannounced = False
         """Whether its last death may still be announced."""
         self.stuck = ""
+        self.stacks = ""
+        """Where its threads stood, which was logged."""
 
     @property
     def failed(self) -> bool:
@@ -58,10 +60,15 @@ class Rank:
         death = self.child.death()
         return msgspec.structs.replace(death, stuck=self.stuck) if self.stuck else death
 
+    def notice(self, error: EngineDeadError) -> str:
+        """What is logged of its death. Stacks that were logged already would be the last lines of its log once more."""
+        return error.message.partition(LOG_FOLLOWS)[0] if self.stacks else error.message
+
     def replaced_by(self, child: ChildHandle, now: float) -> None:
         """A successor is ready."""
         self.child, self.ready_since = child, now
-        self.ended, self.kill_at, self.stuck = False, None, ""
+        self.ended, self.kill_at = False, None
+        self.stuck = self.stacks = ""
 
 
 class Group:

@@ -55,7 +55,7 @@ class Decision(msgspec.Struct, frozen=True):
     """Seconds until the start, if there is one."""
     crash_loop: bool = False
     why: str = ""
-    """Why there is no restart, in people's words."""
+    """Why there is none although the policy knows restarts, in people's words."""
 
 
 class Restarts:
@@ -107,7 +107,7 @@ class Restarts:
     def _decide(self, status: int | None) -> Decision:
         policy = self._policy
         if policy.policy == "never":
-            return Decision(False, why="engines are not restarted (policy never)")
+            return Decision(False)
         if policy.policy == "on-failure" and status == ExitCode.STOPPED:
             return Decision(False, why="its exit code is 0, which is no failure (policy on-failure)")
         if policy.policy == "on-failure" and status == ExitCode.CONFIG:

@@ -290,7 +290,7 @@ class Supervisor:
         error = death.dead_error(culprit.rank, generation, decision)
         errors = {one.rank: bereft_error(one.child.name, one.rank, error) for one in group.ranks}
         errors[culprit.rank] = error
-        self._mourn(group, generation, errors, error.message, death.how(), decision)
+        self._mourn(group, generation, errors, culprit.notice(error), death.how(), decision)
 
     def _mourn(
         self,
@@ -381,8 +381,8 @@ class Supervisor:
         with self._lock:
             one.stuck = verdict.words
             self.publish(EngineStalled(one.rank, generation, verdict.words))
-        stacks = one.child.dump_stack()
-        where = f"; its threads stood here:\n{stacks}" if stacks else ""
+        one.stacks = one.child.dump_stack()
+        where = f"; its threads stood here:\n{one.stacks}" if one.stacks else ""
         log.error("%s is stuck: %s; it is killed%s", one.child.name, verdict.words, where)
         one.child.kill()
         with self._lock:

@@ -1,12 +1,14 @@
 """The engine's side of the handshake, over a socket: `wire.handshake` decides, this moves bytes.
 
 libzmq dials again by itself until somebody listens. If the connection ends after HELLO and before INIT, HELLO is
-lost with it: then the conversation begins anew.
+lost with it: then the conversation begins anew. So it does, after a pause, when our key was refused or no front-end
+listens there: libzmq takes that for final, but the key may be let in later, and the port get another owner.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -21,6 +23,9 @@ from muro.wire.handshake import EngineHandshake, Init
 
 FIRST_WORD_AFTER, NEXT_WORD_AFTER = 10.0, 60.0
 """Seconds of waiting after which the log says so, for the first time and again."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+"""Seconds before the conversation begins anew with one that did not let us in; they double."""
 
 _OBSTACLES = {
     Change.REFUSED: "it refuses the key of this machine; has it been copied to the front-end's peers?",
@@ -56,6 +61,7 @@ class Join:
         self._stopped = False
         self._is_up = False
         self._dropped = False
+        self._rejected = False
         self._obstacle = ""
 
     def greet(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> Init | None:
@@ -69,7 +75,7 @@ class Join:
         pump.add(self._stop.fileno(), self._was_stopped)
         self._greet_anew(pump)
         began = clock()
-        word_at = began + FIRST_WORD_AFTER
+        word_at, again_at, pause = began + FIRST_WORD_AFTER, math.inf, FIRST_PAUSE
         while self._init is None and not self._stopped:
             waited = clock() - began
             if timeout is not None and waited >= timeout:
@@ -77,9 +83,12 @@ class Join:
             if clock() >= word_at:
                 word_at = clock() + NEXT_WORD_AFTER
                 log.warning("no answer from a front-end at %s for %d s%s", self._address, waited, self._because())
-            until = word_at if timeout is None else min(word_at, began + timeout)
-            pump.poll(int((until - clock()) * 1000) + 1)
-            if self._dropped:
+            until = min(word_at, again_at, math.inf if timeout is None else began + timeout)
+            pump.poll(max(0, int((until - clock()) * 1000)) + 1)
+            if self._rejected and again_at == math.inf:
+                again_at, pause = clock() + pause, min(2 * pause, LONGEST_PAUSE)
+            if self._dropped or clock() >= again_at:
+                again_at = math.inf
                 self._greet_anew(pump)
         return self._init
 
@@ -102,7 +111,7 @@ class Join:
             pump.remove(self._socket)
             pump.remove(self._monitor.socket)
             self.close(lost=True)
-        self._is_up = self._dropped = False
+        self._is_up = self._dropped = self._rejected = False
         self._handshake = EngineHandshake(local=self._local, headless=self._headless)
         socket = self._socket = connect_dealer(
             self._address, identity_of(self._rank), dial=self._dial, prepare=self._watch
@@ -132,6 +141,7 @@ class Join:
             self._is_up = True
         elif news[0] is not Change.DOWN:
             self._obstacle = _OBSTACLES.get(news[0], self._obstacle)
+            self._rejected = True
         elif self._is_up:
             self._obstacle = _OBSTACLES[Change.DOWN]
             self._dropped = True

@@ -23,6 +23,7 @@ class EngineHealth(msgspec.Struct, kw_only=True):
     rank: int
     state: str
     phase: str | None = None
+    """What it does, or did when it died."""
     percent: float | None = None
     pid: int | None = None
     generation: int = 0
@@ -114,12 +115,14 @@ def engine_health(status: EngineStatus, now_ns: int) -> EngineHealth:
         error=without_log(status.error) or None,
     )
     page = status.progress
+    runs = status.state not in ("dead", "restarting")
     if page is not None:
         found.phase, found.percent = page.phase, 100.0 if status.state == "serving" else page.percent
         found.steps = page.steps_ended
         found.last_step_age = _age(page.step_ended_ns, now_ns)
-        found.step_age = _age(page.step_started_ns, now_ns) if page.stepping else None
-        found.running, found.waiting = page.running, page.waiting
+        found.step_age = _age(page.step_started_ns, now_ns) if page.stepping and runs else None
+        if runs:
+            found.running, found.waiting = page.running, page.waiting
     return found
 
 

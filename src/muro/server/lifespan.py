@@ -20,6 +20,7 @@ import contextlib
 import errno
 import gc
 import logging
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ from muro.clients.connect import OnProgress, connect_async
 from muro.config import ConnectConfig
 from muro.crew.ending import ASKED, exit_code
 from muro.crew.member import Member
-from muro.errors import ConfigError, CrashLoopError, MuroError, StartupError
+from muro.errors import ConfigError, MuroError, StartupError
 from muro.llm.aio import AsyncLLM, Join
 from muro.llm.replay import DeathPolicy
 from muro.llm.words import ModelChoice
@@ -48,6 +49,8 @@ from muro.wire.failure import ExitCode
 
 log = logging.getLogger(__name__)
 
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
+"""As browsers write theirs, which is compared as it stands."""
 _SIGNAL_GRACE = 0.5
 """Seconds by which a signal to us may be later than the same one to the engine."""
 _LOOK_EVERY = 0.2
@@ -79,6 +82,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What compiles grammars before engines of another make get them, as "module:function"; None: nothing does."""
     death_notice: float = 2.0
     """How long a server whose engine has died, and is not started again, goes on telling so."""
+
+    def __post_init__(self) -> None:
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"--allowed-origins {origin!r} is no origin, so no web page would match it; https://example.org or "
+                    "http://localhost:3000 is one: in lower case, without a path or a slash at its end"
+                )
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
@@ -170,7 +181,7 @@ async def serve(
                 gc.freeze()
                 _tell_of(service, door, member)
                 on_serving(url_of(listener, secure=tls is not None), service)
-                await _until_over(service, stops, config)
+                await _until_over(service, stops, config, told=connect.restart.policy != "never")
             return exit_code(llm, asked=stops.count > 0)
         finally:
             gc.unfreeze()
@@ -243,12 +254,13 @@ async def _stopped_with_all(starting: asyncio.Future[AsyncLLM], stopping: asynci
     return stopping.done()
 
 
-async def _until_over(service: Service, stops: StopRequests, config: ServerConfig) -> None:
+async def _until_over(service: Service, stops: StopRequests, config: ServerConfig, *, told: bool) -> None:
+    """Return when it is time to end; `told`: whether deaths are logged where they are noticed."""
     stopping = asyncio.ensure_future(stops.asked())
     try:
         while not stopping.done():
             if exit_code(service.llm) is not ExitCode.STOPPED:
-                log.error("%s", _why_over(service))
+                log.error("%s", _why_over(service, told=told))
                 await asyncio.wait({stopping}, timeout=config.death_notice)
                 return
             await asyncio.wait({stopping}, timeout=_LOOK_EVERY)
@@ -258,12 +270,12 @@ async def _until_over(service: Service, stops: StopRequests, config: ServerConfi
     await _drain(service, stops, config.shutdown_timeout)
 
 
-def _why_over(service: Service) -> str:
+def _why_over(service: Service, *, told: bool) -> str:
     """What is said when no engine is left."""
+    if told:
+        return "no engine is left, and none is started again; the server ends"
     try:
         service.llm.check_health()
-    except CrashLoopError:  # each death was logged where it was noticed
-        return "no engine is left, and none is started again; the server ends"
     except MuroError as death:
         return f"{death.message}; no engine serves any more" if len(service.llm.engines()) > 1 else death.message
     return "the engine has died"

@@ -63,7 +63,7 @@ class DeepProbe:
             result = "token"
         except TimeoutError:
             result = "busy" if self._steps(before.rank) > _steps_of(before) else "failed"
-            error = f"no token within {self._seconds:g} s"
+            error = f"no token within {self._seconds:g} s{self._phase(before.rank)}"
         except MuroError as failure:
             result, error = "failed", failure.message
         return Probed(rank=before.rank, result=result, seconds=time.monotonic() - began, error=error or None)
@@ -84,6 +84,11 @@ class DeepProbe:
 
     def _steps(self, rank: int) -> int:
         return next((_steps_of(status) for status in self._llm.engines() if status.rank == rank), 0)
+
+    def _phase(self, rank: int) -> str:
+        """What keeps an engine from working although it serves, such as a pause, in words to go on with."""
+        pages = [status.progress for status in self._llm.engines() if status.rank == rank]
+        return f"; its phase is {page.phase!r}" if pages and (page := pages[0]) and page.phase != "serving" else ""
 
 
 def _steps_of(status: EngineStatus) -> int:

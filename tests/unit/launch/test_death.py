@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from muro.errors import ConfigError, MissingExtraError
+from muro.errors import ConfigError, CrashLoopError, EngineDeadError, MissingExtraError
 from muro.launch.death import UNKNOWN_STATUS, Death
+from muro.launch.restart import Decision
 from muro.wire.failure import ExitCode, FailureRecord
 
 
@@ -51,6 +52,20 @@ def test_dead_error_says_everything() -> None:
 )
 def test_how(status: int | None, words: str) -> None:
     assert words in death(status=status).how()
+
+
+@pytest.mark.parametrize(
+    ("decision", "kind", "words"),
+    [
+        (Decision(True, delay=0.1), EngineDeadError, "; it is being restarted"),
+        (Decision(False, why="no failure"), EngineDeadError, "; it is not started again: no failure"),
+        (Decision(False, crash_loop=True, why="too often"), CrashLoopError, "; it is not started again: too often"),
+        (Decision(False), EngineDeadError, "(pid 123). Last lines"),
+    ],
+)
+def test_what_follows_is_told(decision: Decision, kind: type[EngineDeadError], words: str) -> None:
+    error = death(status=0).dead_error(0, 0, decision)
+    assert type(error) is kind and words in error.message
 
 
 def test_no_log_is_said_too() -> None:

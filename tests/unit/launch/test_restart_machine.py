@@ -45,7 +45,7 @@ class RestartMachine(RuleBasedStateMachine):
         )
         assert decision.restart == (wanted and recent <= self.policy.budget)
         assert decision.crash_loop == (wanted and recent > self.policy.budget)
-        assert bool(decision.why) == (not decision.restart)
+        assert bool(decision.why) == (not decision.restart and self.policy.policy != "never")
         if decision.restart:
             assert decision.delay == min(0.5 * 2 ** (recent - 1), 3.0)
         self.state = BACKING_OFF if decision.restart else GIVEN_UP

@@ -1,5 +1,6 @@
 """The engine's side of the handshake against a real socket: what ends it, and what it says then."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from muro.transport.sockets import Dial, Socket, bind_router, bound_address, clo
 from muro.transport.wakeup import Wakeup
 from muro.wire.frames import identity_of
 from muro.wire.handshake import Addresses, Init, encode_init
+from tests.support.deadline import until
 from tests.support.elsewhere import free_port
 from tests.support.hosted import is_silent, receive
 
@@ -162,6 +164,29 @@ def test_a_front_end_that_goes_before_its_answer_is_greeted_anew(stop: Wakeup) -
         join.close()
         close(front, 0)
     assert found[0] is not None
+
+
+def test_whose_key_is_let_in_later_is_heard_then(stop: Wakeup, tmp_path: Path) -> None:
+    """libzmq does not dial again where a key was refused."""
+    make_keys(str(tmp_path / "front"))
+    make_keys(str(tmp_path / "engine"))
+    gate = Gate(str(tmp_path / "front")).open()
+    front = bind_router("tcp://127.0.0.1:0", guard=gate.guard)
+    server, mine = own_pair(str(tmp_path / "front"))[0], own_pair(str(tmp_path / "engine"))
+    dial = Dial(CurveKeys(server, *mine))
+    join = Join(bound_address(front), rank=RANK, local=False, headless=True, stop=stop, dial=dial)
+    thread = threading.Thread(target=lambda: join.greet(None))
+    thread.start()
+    try:
+        until(lambda: gate.refused > 0)
+        shutil.copy(tmp_path / "engine" / "muro.key", tmp_path / "front" / "peers" / "engine.key")
+        assert receive(front)[0] == IDENTITY
+    finally:
+        stop.set()
+        thread.join()
+        join.close(lost=True)
+        close(front, 0)
+        gate.close()
 
 
 def test_what_is_in_the_way_is_told(stop: Wakeup, tmp_path: Path) -> None:

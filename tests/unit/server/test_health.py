@@ -28,6 +28,16 @@ def test_percent_is_that_of_loading(state: str, phase: str, page: float, said: f
     assert (health.phase, health.percent) == (phase, said)
 
 
+@pytest.mark.parametrize("state", ["dead", "restarting"])
+def test_a_dead_engine_is_in_no_step_and_runs_nothing(state: str) -> None:
+    page = Progress(phase="serving", steps_started=8, steps_ended=7, step_started_ns=1, running=3, waiting=1)
+    health = engine_health(EngineStatus(rank=EngineRank(0), state=state, progress=page), 10**9)
+    assert (health.phase, health.steps, health.step_age, health.running, health.waiting) == (
+        "serving", 7, None, None, None,
+    )  # fmt: skip
+    assert engine_health(EngineStatus(rank=EngineRank(0), state="serving", progress=page), 10**9).running == 3
+
+
 def test_of_an_engine_that_was_started_elsewhere_there_is_no_percent() -> None:
     health = engine_health(EngineStatus(rank=EngineRank(0), state="serving"), 0)
     assert (health.phase, health.percent) == (None, None)

@@ -29,7 +29,7 @@ from muro.engines.sim.executor import SimExecutor
 from muro.engines.sim.lengths import parse_lengths
 from muro.engines.sim.options import SimOptions
 from muro.engines.sim.scenario import read_scenario
-from muro.engines.sim.schedule import IDLE, FaultSchedule, parse_scheduled
+from muro.engines.sim.schedule import IDLE, FaultSchedule, parse_scheduled, spell
 from muro.engines.sim.streams import Stream, Streams
 from muro.engines.sim.text import BYTES, text_for
 from muro.engines.sim.timing import VirtualClock
@@ -261,7 +261,7 @@ class SimEngine(Engine):
                 output.finish_reason, output.error = FinishReason.ERROR, error_to_wire(error)
 
     def _commit(self, fault: Fault, request_id: str | None = None, output: EngineCoreOutput | None = None) -> None:
-        log.warning("committing the fault %s:%s %s", fault.place, fault.kind, fault.argument)
+        log.warning("committing the fault %s", spell(fault))
         self._culprit.commit(fault, request_id, output)
 
 

@@ -36,6 +36,8 @@ from muro.errors import ConfigError
 
 IDLE = "idle"
 """The place that is reached whether or not there is work, on a thread of its own."""
+EARLY = ("construct", "loading")
+"""Places before counting begins."""
 IDLE_KINDS = frozenset(KINDS) - {"raise", "refuse", "garble"}
 """What makes sense there: nobody would hear of an exception."""
 
@@ -72,8 +74,6 @@ _COUNTED = ("step", "request", "prefill", "preemption")
 def parse_scheduled(text: str) -> tuple[Fault, When]:
     """Read a fault with its conditions. Raises ConfigError."""
     what, at, conditions = text.partition("@")
-    if what.partition("=")[0] in KINDS:
-        what = f"step:{what}"
     fault = parse_fault(what)
     pairs = dict(_pair(text, part) for part in conditions.split(",")) if at else {}
     return fault, parse_when(fault, pairs)
@@ -88,6 +88,8 @@ def parse_when(fault: Fault, conditions: Mapping[str, object]) -> When:
         raise ConfigError(f"{text}: {error}; conditions are {', '.join(When.__struct_fields__)}") from None
     if when.times < 0 or when.time < 0 or not 0 < when.chance <= 1:
         raise ConfigError(f"{text}: times and time are not negative, and chance lies in 0 ... 1")
+    if fault.place in EARLY and when != When(times=when.times):
+        raise ConfigError(f"{text}: comes before there is anything to wait for; its only condition is times")
     if fault.place == IDLE and fault.kind not in IDLE_KINDS:
         raise ConfigError(f"{text}: what can be done there is {', '.join(sorted(IDLE_KINDS))}")
     if fault.place == IDLE and when != When(time=when.time):

@@ -42,6 +42,8 @@ def test_reading_and_writing(text: str, fault: Fault, when: When) -> None:
         ("hang@chance=1.5", "chance lies in"),
         ("idle:raise", "what can be done there is barren, executor, exit, hang"),
         ("idle:hang@times=2", "its only condition is time"),
+        ("loading:hang@time=2", "its only condition is times"),
+        ("construct:exit=7@step=3", "its only condition is times"),
     ],
 )
 def test_what_cannot_be_read_is_told(text: str, words: str) -> None:
