@@ -193,10 +193,11 @@ class _Startup:
     def _miss(self, connections: Arrivals) -> None:
         """Wait anew for engines whose connection has ended."""
         for rank in connections.lost():
-            gone = connections is self.arrivals or self._handshake.hung_up(rank)
-            if gone:
-                log.warning("%s has gone before it was ready; another one is waited for", self._plan.name(rank))
+            if connections is self.arrivals:
                 self._handshake.forget(rank)
+            elif not self._handshake.hung_up(rank):
+                continue
+            log.warning("%s has gone before it was ready; another one is waited for", self._plan.name(rank))
 
     def _refuse(self, frames: list[Frame], error: RemoteProtocolError) -> None:
         try:

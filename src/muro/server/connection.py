@@ -73,7 +73,7 @@ def seldom() -> Callable[[logging.LogRecord], bool]:
         if (number := next(numbers)) & (number - 1):
             return False
         if number > 1:
-            record.msg = f"{record.msg} (the {number}th warning of this kind)"
+            record.msg = f"{record.msg} ({number} such warnings by now)"
         return True
 
     return lets_through
@@ -102,7 +102,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_head = True
         self._in_body = False
         self._head_bytes = 0
-        self._idle_bytes = 0  # of a chunked body's frame, since the last part of the body itself
+        self._frame_bytes = 0  # of a chunked body's frame, since the last part of the body itself
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
@@ -129,9 +129,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._in_body:
-            self._idle_bytes += len(data)
+            self._frame_bytes += len(data)
         super().data_received(data if self._in_body else _without_upgrade(data))
-        if self._in_body and self._idle_bytes > MAX_HEAD_BYTES:
+        if self._in_body and self._frame_bytes > MAX_HEAD_BYTES:
             self._refuse_the_rest()
         if self._in_head:
             self._head_bytes += len(data)
@@ -158,14 +158,14 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body = False, True
-        self._idle_bytes = 0
+        self._frame_bytes = 0
         self._head_came()
         self._refused = self._refuse_at_once()
         if not self._refused:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._idle_bytes = 0
+        self._frame_bytes = 0
         if not self._refused:
             super().on_body(body)
 

@@ -38,15 +38,12 @@ def check_ids(
     engines: Callable[[], Iterable[EngineStatus]],
 ) -> None:
     """Raises InvalidRequestError for a token id that the model does not have, if an engine is of another make."""
-    if all(map(is_ours, engines())):
-        return
     named: list[tuple[str, Iterable[int]]] = [("prompt", prompt) for prompt in prompts]
     named += [(name, getattr(params, name, None) or ()) for name in _IDS]
-    for name, ids in named:
-        if (worst := max(ids, default=0)) >= vocab_size:
-            raise InvalidRequestError(f"{name}: there is no token {worst}; the model has {vocab_size}", param=name)
-    if params is not None and params.allowed_token_ids == []:
-        raise InvalidRequestError("allowed_token_ids: none is allowed", param="allowed_token_ids")
+    unknown = next(((name, worst) for name, ids in named if (worst := max(ids, default=0)) >= vocab_size), None)
+    if unknown is not None and not all(map(is_ours, engines())):
+        name, worst = unknown
+        raise InvalidRequestError(f"{name}: there is no token {worst}; the model has {vocab_size}", param=name)
 
 
 def is_ours(engine: EngineStatus) -> bool:

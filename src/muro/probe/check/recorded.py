@@ -55,18 +55,17 @@ class _Judge:
         self.judged = 0
         self.cut = 0
         """Messages of engines of which the recording lacks something."""
-        self._release = release
-        self._reader = Reader(None if release is None else layout_for(release))
+        self._layout = None if release is None else layout_for(release)
+        self._reader = Reader()
         self._versions: dict[int, str] = {}
         self._watches: dict[int, Watch] = {}
 
     def take(self, record: Record) -> None:
-        message = self._reader.read(record)
         if record.direction is Direction.TO_ENGINE:
-            self._asked(message)
+            self._asked(self._reader.read(record))
         elif record.direction is Direction.TO_FRONTEND:
             self.engines.add(record.link)
-            self._said(message)
+            self._said(record)
 
     def _asked(self, message: Message) -> None:
         """What an engine was asked: its outputs are judged by it."""
@@ -80,25 +79,25 @@ class _Judge:
                 if asked := courses.get((message.record.client or 0, request_id)):
                     asked.settled = True
 
-    def _said(self, message: Message) -> None:
-        record = message.record
-        if isinstance(message.value, ReadyResponse):
-            self._versions.setdefault(record.link, message.value.vllm_version)
+    def _said(self, record: Record) -> None:
         if any(frame.kept is Kept.CUT for frame in record.frames):
             self.cut += 1
             return
         self.judged += 1
         frames = record.payloads
-        if frames is None or record.role not in (Role.OUTPUT, Role.COORDINATOR_OUTPUT):
-            if message.fault:
-                self.findings.fails("readable", f"{message.fault}; at {record.at:.6f} s")
+        if frames is not None and record.role in (Role.OUTPUT, Role.COORDINATOR_OUTPUT):
+            self._watch(record).take(record.client or 0, frames)
             return
-        self._watch(record).take(record.client or 0, frames)
+        message = self._reader.read(record)
+        if isinstance(message.value, ReadyResponse):
+            self._versions.setdefault(record.link, message.value.vllm_version)
+        if message.fault:
+            self.findings.fails("readable", f"{message.fault}; at {record.at:.6f} s")
 
     def _watch(self, record: Record) -> Watch:
         watch = self._watches.get(record.link)
         if watch is None:
-            layout = layout_of_engine(self._release or self._versions.get(record.link, ""))
+            layout = self._layout or layout_of_engine(self._versions.get(record.link, ""))
             watch = Watch(self.findings, layout, int.from_bytes(record.peer, "little"))
             self._watches[record.link] = watch
         return watch
