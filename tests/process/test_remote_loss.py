@@ -3,19 +3,23 @@
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from muro import EngineDeadError, SyncMPClient, connect
 from muro.clients.sync_stream import SyncStream
 from muro.config import RestartPolicy
-from muro.transport.sockets import close, connect_dealer, send_nowait
+from muro.transport.sockets import close, connect_dealer, connect_push, send_nowait
+from muro.wire.frames import ENGINE_CORE_DEAD
 from muro.wire.handshake import EngineHandshake
 from tests.support.asking import FOREVER, ask
 from tests.support.deadline import until
 from tests.support.elsewhere import PORT_HOST, engine_elsewhere, free_port
+from tests.support.fake_engine import RESPONSE
 from tests.support.rawpeer import IDENTITY
 
 SECONDS = 6.0
@@ -38,6 +42,22 @@ def told(stream: SyncStream) -> EngineDeadError:
     with pytest.raises(EngineDeadError) as caught:
         list(stream)
     return caught.value
+
+
+def announces_and_stays(address: str, leave: threading.Event) -> None:
+    """A foreign engine that fails with its first request, and keeps its connections."""
+    handshake = EngineHandshake(local=False, headless=True)
+    greeter = connect_dealer(address, IDENTITY)
+    assert greeter.poll(10_000, zmq.POLLOUT) and send_nowait(greeter, [handshake.hello()])
+    init = handshake.receive(greeter.recv())
+    inputs = connect_dealer(init.addresses.inputs[0], IDENTITY)
+    outputs = connect_push(init.addresses.outputs[0])
+    assert send_nowait(inputs, [RESPONSE.encode()]) and send_nowait(greeter, [handshake.ready()])
+    assert inputs.poll(10_000)
+    outputs.send(ENGINE_CORE_DEAD)
+    leave.wait(60)
+    for socket in (greeter, inputs, outputs):
+        close(socket, 0)
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -137,6 +157,25 @@ def test_an_announced_death_is_followed_by_its_successor() -> None:
         with engine_elsewhere(address):
             client.wait_serving(timeout=20)
             assert [t for o in client.generate(ask("b")) for t in o.new_token_ids] == [7, 8, 9]
+
+
+def test_an_announced_death_needs_no_end_of_its_connection() -> None:
+    """Of the only engine: whose else should it be? Some hang when they have failed."""
+    port = free_port()
+    address = f"tcp://{PORT_HOST}:{port}"
+    leave = threading.Event()
+    foreign = threading.Thread(target=announces_and_stays, args=(address, leave))
+    foreign.start()
+    try:
+        with joined(port, restart=AWAITED) as client:
+            error = told(client.generate(ask("a", FOREVER)))
+            assert error.restarting and "announced" in error.message
+            with engine_elsewhere(address):
+                client.wait_serving(timeout=20)
+                assert [t for o in client.generate(ask("b")) for t in o.new_token_ids] == [7, 8, 9]
+    finally:
+        leave.set()
+        foreign.join()
 
 
 def test_an_engine_that_goes_while_it_loads_is_waited_for_anew() -> None:

@@ -210,3 +210,6 @@ def test_flags_that_make_no_sense() -> None:
         with Server("--engine", "echo", flag, text) as server:
             assert server.exit_code(20) == 2
             assert told in server.errors()
+    with Server("--engine", "echo", "--on-engine-death", "replay", "--restart", "never") as server:
+        assert server.exit_code(20) == 2
+        assert "goes on with a new engine, and --restart never starts none" in server.errors()

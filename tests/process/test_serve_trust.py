@@ -50,9 +50,18 @@ WRONG = (None, "", "Bearer", "Bearer wrong", f"Basic {KEYS[0]}", KEYS[0], f"Bear
 def test_others_are_not(server: Server, authorization: str | None) -> None:
     answer = models(server, authorization)
     assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
     assert answer.json()["error"]["code"] == "invalid_api_key"
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert KEYS[0] not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/nothing"])
+@pytest.mark.parametrize("key", [KEYS[0], "wrong"])
+def test_every_answer_is_named(server: Server, path: str, key: str) -> None:
+    asked = {"Authorization": f"Bearer {key}"}
+    assert httpx.get(server.url + path, headers=asked | {"X-Request-Id": "mine"}).headers["X-Request-Id"] == "mine"
+    assert len(httpx.get(server.url + path, headers=asked | {"X-Request-Id": "x" * 257}).headers["X-Request-Id"]) == 32
 
 
 def test_what_openais_client_makes_of_it(server: Server) -> None:

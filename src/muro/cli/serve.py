@@ -213,6 +213,8 @@ def _check_serving(options: ServeOptions) -> None:
         raise ConfigError("--rejoin is for engines that dial in; it goes with --headless")
     if options.peer_release != "auto":
         raise ConfigError("--peer-release is for engines that dial in (--headless); a front-end reads every release")
+    if options.on_engine_death == "replay" and options.restart == "never":
+        raise ConfigError("--on-engine-death replay goes on with a new engine, and --restart never starts none")
 
 
 def _check_dialling(options: ServeOptions) -> None:

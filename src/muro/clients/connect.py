@@ -63,7 +63,8 @@ def connect(
 
     Args:
         config: all settings; or give single ones, named as in `ConnectConfig` and `EngineConfig`, for instance
-            `connect(engine="echo", num_engines=2)`. `engine` may also be an importable factory.
+            `connect(engine="echo", num_engines=2)`. `engine` may also be an importable factory, and `restart` the
+            policy alone: "never", "on-failure" or "always".
         on_progress: called in this thread with the progress of the start.
 
     Raises:
@@ -144,6 +145,8 @@ def make_config(config: ConnectConfig | None, settings: dict[str, Any]) -> Conne
     if "engine" in engine:
         engine["engine"] = engine_name(engine["engine"])
     rest = {name: value for name, value in settings.items() if name in _CONNECT}
+    if isinstance(policy := rest.get("restart"), str):
+        rest["restart"] = {"policy": policy}
     try:
         return msgspec.convert(rest | {"engine": engine}, ConnectConfig)
     except msgspec.ValidationError as error:
@@ -255,7 +258,7 @@ def _remotes(
             return parallel.addresses(doors.addresses_with(inputs))
 
         entrance = Entrance(doors.handshake, doors.greeters, doors.wall.successors_door, addresses, _features())
-    return Remotes(ranks, doors.arrivals, supervisor.publish, entrance)
+    return Remotes(ranks, doors.arrivals, supervisor.publish, entrance, alone=config.num_engines == 1)
 
 
 def _features() -> Features:

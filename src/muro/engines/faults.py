@@ -6,14 +6,14 @@ A fault is written `[place:]kind[=argument]`; the place `step` need not be said:
            idle (whether or not there is work; the simulator only)
     kind   raise       raise an ordinary exception
            refuse      raise a RequestError that names its request
-           signal=N    kill the process by signal N, or by name (SIGKILL, SIGSEGV, SIGABRT ...)
-           exit=N      end the process with exit code N, without any clean-up
+           signal=N    kill the process by signal N, or by name (SIGKILL if none is said, SIGSEGV, SIGABRT ...)
+           exit=N      end the process with exit code N (1 if none is said), without any clean-up
            hang        block for ever in native code that lets go of the interpreter lock
            hang_lock   the same, holding it
            seize       let another thread take the interpreter lock, for ever
            spin        burn the processor for ever in Python
            barren      go on stepping, but put nothing out any more
-           sleep=S     be slow: S seconds
+           sleep=S     be slow: S seconds (1 if none is said)
            thread=NAME make the thread NAME die
            executor    report a failure of the executor
            garble      hand out an output that cannot be encoded
@@ -72,8 +72,8 @@ def parse_fault(text: str) -> Fault:
         raise ConfigError(f"fault {text!r}: the place is one of {', '.join(PLACES)}")
     if kind not in KINDS:
         raise ConfigError(f"fault {text!r}: the kind is one of {', '.join(KINDS)}")
-    if argument and kind in _ARGUMENTS:
-        wanted, read = _ARGUMENTS[kind]
+    if argument or kind == "thread":
+        wanted, read = _ARGUMENTS.get(kind, _NO_ARGUMENT)
         try:
             read(argument)
         except (KeyError, ValueError):
@@ -95,12 +95,24 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-_ARGUMENTS: dict[str, tuple[str, Callable[[str], float]]] = {
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+def _nothing(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+_ARGUMENTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "signal": ("a signal's number or name, such as SIGKILL", _signal),
     "exit": ("a number", int),
     "sleep": ("seconds", _seconds),
+    "thread": ("a thread's name, such as muro-sender", _name),
 }
 """What is known of an argument before its fault comes, and how it is read."""
+_NO_ARGUMENT: tuple[str, Callable[[str], object]] = ("nothing", _nothing)
 
 
 def commit(fault: Fault, request_id: str | None = None) -> None:

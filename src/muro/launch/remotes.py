@@ -82,6 +82,7 @@ class Remotes:
         arrivals: the connections to the input socket that they came through.
         publish: takes events.
         entrance: where successors come in; None: nobody waits for any.
+        alone: whether there is one engine in all, so that an announcement can only be its own.
         clock: seconds, monotonic.
     """
 
@@ -91,8 +92,11 @@ class Remotes:
         arrivals: Arrivals,
         publish: Callable[[Event], None],
         entrance: Entrance | None,
+        *,
+        alone: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._alone = alone
         self._ranks = {rank: RemoteRank(rank) for rank in ranks}
         self._arrivals = arrivals
         self._publish = publish
@@ -103,7 +107,7 @@ class Remotes:
         self._successors: dict[EngineRank, _Joining] = {}
         """Those that serve."""
         self._waiting: dict[tuple[EngineRank, Generation], Socket] = {}
-        self._verdicts: deque[tuple[EngineRank, EngineDeadError]] = deque()
+        self._verdicts: deque[tuple[EngineRank, EngineDeadError | None]] = deque()
         self._announced = False
         self._unexplained: tuple[EngineDeadError | None, float] = None, 0.0
         """The last loss that nobody has announced."""
@@ -141,6 +145,11 @@ class Remotes:
             error.args = (error.message,)
         else:
             self._announced = True
+            if (
+                self._alone and self.awaits_successors
+            ):  # its connection may stay for ever: some engines hang when they have failed
+                self._verdicts.extend((rank, None) for rank in self._ranks)
+                self._wakeup.set()
         return self.awaits_successors
 
     def take_for_dead(self, rank: EngineRank, error: EngineDeadError) -> None:
@@ -206,7 +215,7 @@ class Remotes:
                 self._lose(rank)  # and not one that was taken for dead, whose connection ends when another one serves
 
     def _lose(self, rank: EngineRank, error: EngineDeadError | None = None) -> None:
-        """The engine that serves a rank has gone, by the end of its connection or for the reason given."""
+        """The engine that serves a rank has gone: it said so, or its connection has ended, or for the reason given."""
         one = self._ranks.get(rank)
         entrance = self._entrance
         if one is None or not one.lost(self._clock(), awaited=entrance is not None):
@@ -345,5 +354,5 @@ _HELLO = msgspec.Raw(msgspec.msgpack.encode("HELLO"))
 
 
 def _loss(rank: int | None, *, announced: bool) -> str:
-    how = "it announced that it failed, and " if announced else ""
-    return f"engine {rank} (started elsewhere) is lost: {how}its connection has ended"
+    how = "it announced that it failed" if announced else "its connection has ended"
+    return f"engine {rank} (started elsewhere) is lost: {how}"

@@ -76,7 +76,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            exchange.identify()
+            exchange.check_request_id()
             await self._handler(exchange)
         except GoneError:
             return

@@ -11,7 +11,14 @@ from http import HTTPStatus
 
 import msgspec
 
-from muro.errors import LOG_FOLLOWS, EngineDeadError, InvalidRequestError, MuroError, OverloadedError
+from muro.errors import (
+    LOG_FOLLOWS,
+    EngineDeadError,
+    InvalidRequestError,
+    MuroError,
+    OverloadedError,
+    UnauthorizedError,
+)
 from muro.wire.request import EngineCoreRequest, SamplingParams
 
 _OPTIONS = {*SamplingParams.__struct_fields__, *EngineCoreRequest.__struct_fields__}
@@ -47,6 +54,8 @@ def reply_to(err: BaseException) -> ErrorReply:
     param = (err.param or _named(err.message)) if isinstance(err, InvalidRequestError) else None
     again = err.retry_after if isinstance(err, OverloadedError | EngineDeadError) else None
     headers = {} if again is None else {"retry-after": str(max(1, math.ceil(again)))}
+    if isinstance(err, UnauthorizedError):
+        headers["www-authenticate"] = "Bearer"  # which a 401 must have (RFC 9110, 15.5.2)
     return reply(err.status, without_log(err.message), code=err.code, param=param, headers=headers)
 
 

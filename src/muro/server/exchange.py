@@ -67,13 +67,12 @@ class Exchange:
         self._receive = receive
         self._raw_send = send
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.request_id = ""
-        """The caller's word for this request, or ours; set by `identify`."""
+        self.request_id = request_id_of(self._headers.get(b"x-request-id", b""))
+        """The caller's word for this request, or ours if that cannot be one."""
 
-    def identify(self) -> None:
-        """Take over `X-Request-Id`, or make one up. Raises InvalidRequestError."""
+    def check_request_id(self) -> None:
+        """Raises InvalidRequestError for an `X-Request-Id` that cannot be one."""
         given = self._headers.get(b"x-request-id", b"")
-        self.request_id = request_id_of(given)
         if given and self.request_id != given.decode("latin-1"):
             raise InvalidRequestError(f"X-Request-Id must be at most {MAX_REQUEST_ID} printable ASCII characters")
 
@@ -182,8 +181,7 @@ class Exchange:
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True
         named = [(name.encode(), value.encode()) for name, value in headers.items()]
-        if self.request_id:
-            named.append((b"x-request-id", self.request_id.encode()))
+        named.append((b"x-request-id", self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": named})
 
 

@@ -33,7 +33,10 @@ def tls_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | N
         context.load_cert_chain(certfile, keyfile, password=lambda: "")
     except (OSError, ssl.SSLError) as error:
         files = certfile if keyfile is None else f"{certfile} and {keyfile}"
-        raise ConfigError(f"the certificate and key in {files} cannot be used: {error}") from error
+        raise ConfigError(
+            f"the certificate and key in {files} cannot be used; both must be PEM files, and the key without a "
+            f"password: {error}"
+        ) from error
     return context
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from muro.clients.connect import make_config
-from muro.config import ConnectConfig, EngineConfig
+from muro.config import ConnectConfig, EngineConfig, RestartPolicy
 from muro.engines.echo import EchoEngine
 from muro.errors import ConfigError
 
@@ -32,6 +32,10 @@ def test_a_factory_goes_by_its_importable_name() -> None:
     assert make_config(None, {"engine": EchoEngine}).engine.engine == "muro.engines.echo:EchoEngine"
 
 
+def test_a_restart_policy_by_its_name() -> None:
+    assert make_config(None, {"restart": "always"}).restart == RestartPolicy(policy="always")
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -41,6 +45,7 @@ def test_a_factory_goes_by_its_importable_name() -> None:
         ({"num_engines": 0}, "num_engines"),
         ({"startup_timeout": -1}, "startup_timeout"),
         ({"engine": lambda: None}, "top level"),
+        ({"restart": "sometimes"}, "'sometimes' - at `\\$.restart.policy`"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], named: str) -> None:

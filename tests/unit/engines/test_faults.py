@@ -27,7 +27,8 @@ def test_reading_a_fault(text: str, fault: Fault) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_known_at_every_place(place: str, kind: str) -> None:
-    assert parse_fault(f"{place}:{kind}=1") == Fault(place, kind, "1")
+    argument = "1" if kind in ("signal", "exit", "sleep", "thread") else ""
+    assert parse_fault(f"{place}:{kind}={argument}") == Fault(place, kind, argument)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,8 @@ def test_every_kind_is_known_at_every_place(place: str, kind: str) -> None:
         ("step:sleep=long", "sleep= takes seconds"),
         ("step:sleep=-1", "sleep= takes seconds"),
         ("step:sleep=nan", "sleep= takes seconds"),
+        ("step:thread", "thread= takes a thread's name, such as muro-sender; found ''"),
+        ("step:raise=3", "raise= takes nothing; found '3'"),
     ],
 )
 def test_what_is_no_fault_is_told_what_there_is(text: str, words: str) -> None:

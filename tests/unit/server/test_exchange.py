@@ -130,7 +130,7 @@ def test_a_refused_body_is_drained_after_the_answer() -> None:
 def test_a_request_id_that_could_not_go_back(given: bytes) -> None:
     exchange = Wire(headers={b"x-request-id": given}).exchange()
     with pytest.raises(InvalidRequestError, match="X-Request-Id"):
-        exchange.identify()
+        exchange.check_request_id()
     assert exchange.request_id
 
 
@@ -138,7 +138,7 @@ def test_a_request_id_goes_back() -> None:
     async def test() -> None:
         wire = Wire(headers={b"x-request-id": b"mine"})
         exchange = wire.exchange()
-        exchange.identify()
+        exchange.check_request_id()
         await exchange.reply_json(200, {"a": 1})
         assert wire.sent_headers() == {
             b"content-type": b"application/json", b"content-length": b"7", b"x-request-id": b"mine",

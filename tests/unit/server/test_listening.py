@@ -28,9 +28,9 @@ def test_a_certificate_and_its_key() -> None:
     ("cert", "key", "words"),
     [
         ("missing.pem", None, "missing.pem"),
-        ("key.pem", None, "cannot be used"),
-        ("cert.pem", None, "cannot be used"),
-        ("cert.pem", "locked_key.pem", "cannot be used"),
+        ("key.pem", None, "cannot be used; both must be PEM files"),
+        ("cert.pem", None, "cannot be used; both must be PEM files"),
+        ("cert.pem", "locked_key.pem", "cannot be used; both must be PEM files"),
         (None, "key.pem", "needs --ssl-certfile"),
     ],
 )
