@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import sys
+from functools import partial
 
 from tests.chaos.apart import elsewhere
 from tests.chaos.report import summary
@@ -49,7 +50,7 @@ def _run(asked: argparse.Namespace, policy: str, seconds: float, seed: int) -> b
             raise SystemExit("network namespaces cannot be made here; root may")
         flags = [] if there is None else there.server_flags
         with World(*engine, "--on-engine-death", policy, *flags) as world:
-            result = asyncio.run(run(world, plan, there))
+            result = asyncio.run(run(world, plan, there, partial(print, flush=True)))
     print(f"{summary(result)}\n", flush=True)
     problems = [*result.violations, *(result.growth_problems() if asked.growth else ())]
     if problems:

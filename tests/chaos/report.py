@@ -41,6 +41,14 @@ class Result(msgspec.Struct, kw_only=True):
         ]
 
 
+def progress(result: Result, requests: int, seconds: float, of: float) -> str:
+    """How far a run is, in one line."""
+    return (
+        f"{seconds:5.0f} of {of:.0f} s: {requests} requests, {result.faults.total()} faults, {result.deaths} deaths, "
+        f"{len(result.violations)} violations"
+    )
+
+
 def summary(result: Result) -> str:
     """A run in a few lines."""
     lines = [f"{'requests':28} {result.requests}"]

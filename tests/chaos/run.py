@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import msgspec
 
@@ -16,13 +17,14 @@ from tests.chaos.apart import APART, Elsewhere
 from tests.chaos.apart import POISONS as POISONS_APART
 from tests.chaos.faults import OUTSIDE, Scene
 from tests.chaos.oracle import QUEUED, Asked, Ledger, Oracle, Seen, Window
-from tests.chaos.report import Result
+from tests.chaos.report import Result, progress
 from tests.chaos.world import STALL_LIMIT, Growing, Health, World, now
 
 PATIENCE = {False: 30.0, True: 90.0}
 """Seconds that any request, and any recovery, may take, without and with replay: to convict who kills engines may cost
 five of them, each of which hangs for the stall limit, and everybody waits meanwhile."""
 SETTLE_EVERY = 5.0
+TELL_EVERY = 60.0
 MARGIN = 0.3
 """Seconds around a fault in which its effects may still be met."""
 
@@ -50,8 +52,11 @@ class NotWellError(Exception):
 class Run:
     """The state of one run; `run` below drives it."""
 
-    def __init__(self, world: World, plan: Plan, there: Elsewhere | None = None) -> None:
+    def __init__(
+        self, world: World, plan: Plan, there: Elsewhere | None = None, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.world = world
+        self._tell = tell
         self.plan = plan
         self._there = there
         self._outside = OUTSIDE if there is None else APART
@@ -101,10 +106,14 @@ class Run:
             self.start(draw(choose, self.number()))
 
     async def settle(self) -> None:
-        """Judge what has ended, now and then, so that a long run keeps no more than it must."""
+        """Judge what has ended, now and then, so that a long run keeps no more than it must, and tell how far it is."""
+        due = TELL_EVERY
         while True:
             await asyncio.sleep(SETTLE_EVERY)
             self.judge()
+            if self.clock() >= due:
+                due += TELL_EVERY
+                self._tell(progress(self.result, self.ledger.sent, self.clock(), self.plan.seconds))
 
     def judge(self, *, finally_: bool = False) -> None:
         """Take the verdicts in."""
@@ -112,8 +121,13 @@ class Run:
             return  # how long the present fault lasts is not known yet
         outcomes, violations = self.ledger.settle(self.windows)
         self.result.outcomes += outcomes
-        self.result.violations += violations
+        self._violated(*violations)
         self.windows = [w for w in self.windows if w.ended > self.clock() - 2 * self.plan.patience]
+
+    def _violated(self, *violations: str) -> None:
+        self.result.violations += violations
+        for violation in violations:
+            self._tell(violation)
 
     async def harm(self) -> None:
         """One fault after the other until the time is over. Raises NotWellError."""
@@ -149,7 +163,7 @@ class Run:
             await kind.commit(Scene(self.world, before.pid or 0, choose))
         else:
             await kind.commit(Scene(self.world, self._there.engine_pid, choose, self._there.cable))
-        after = (await self._unburdened(before.generation + 1 if lethal else 0)).engine
+        after = (await self._outlived(before.generation + 1) if lethal else await self._unburdened(0)).engine
         ended = self.clock()
         self.windows.append(Window(name, began - MARGIN, ended + MARGIN, lethal))
         self._harming = False
@@ -158,7 +172,7 @@ class Run:
         if lethal:
             self.result.recoveries.setdefault(name, []).append(ended - began)
         elif after.generation != before.generation:
-            self.result.violations.append(f"{name} at {began:.2f} s, which kills nobody, cost the engine its life")
+            self._violated(f"{name} at {began:.2f} s, which kills nobody, cost the engine its life")
 
     async def _poison(self, name: str, choose: random.Random) -> None:
         """Send a request with a fault, again if there is no room for it yet: one that is refused harms nobody."""
@@ -166,6 +180,15 @@ class Run:
         while seen.code == "overloaded":
             await self._unburdened(0)
             seen = await self.start(requests.poison(choose, self.number(), name))
+
+    async def _outlived(self, generation: int) -> Health:
+        """Return as `_unburdened`, when nothing of a fault is still on its way: a thread that was told to die does so
+        with the next message, and whoever brought that about may have ended before. Raises NotWellError."""
+        while True:
+            before = await self._unburdened(generation)
+            after = await self.health("/health?deep=1")
+            if after and after.status == "ok" and after.engine.generation == before.engine.generation:
+                return after
 
     async def _unburdened(self, generation: int) -> Health:
         """Return when the server is ready and has worked off most of what had to wait. Raises NotWellError."""
@@ -189,12 +212,12 @@ class Run:
             await asyncio.sleep(0.02)
         raise NotWellError(f"not well within {self.plan.patience} s, generation {generation} is waited for: {health}")
 
-    async def health(self) -> Health | None:
+    async def health(self, path: str = "/health") -> Health | None:
         """What `/health` says; None if it does not answer."""
         try:
             async with asyncio.timeout(STALL_LIMIT * 2):
                 reader, writer = await asyncio.open_connection(self.world.host, self.world.port)
-                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
                 body = (await reader.read()).partition(b"\r\n\r\n")[2]
                 writer.close()
                 return msgspec.json.decode(body, type=Health)
@@ -212,16 +235,19 @@ class Run:
             await asyncio.sleep(0.05)
             health = await self.well()
         if health.engine.in_flight or health.queue.get("requests"):
-            self.result.violations.append(f"nobody waits any more, and the server still works: {health}")
+            self._violated(f"nobody waits any more, and the server still works: {health}")
         await asyncio.sleep(0.5)
         size = self.world.grown()
         self._flow.set()
         return size
 
 
-async def run(world: World, plan: Plan, there: Elsewhere | None = None) -> Result:
-    """Do it all, and stop the server in the end; `there` is where its engine is, if not here."""
-    state = Run(world, plan, there)
+async def run(
+    world: World, plan: Plan, there: Elsewhere | None = None, tell: Callable[[str], None] = lambda line: None
+) -> Result:
+    """Do it all, and stop the server in the end; `there` is where its engine is, if not here. `tell` gets lines on how
+    it goes."""
+    state = Run(world, plan, there, tell)
     result = state.result
     if there is not None:
         result.left_out = {}

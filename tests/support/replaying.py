@@ -84,6 +84,20 @@ class Poisonable(HashingExecutor):
         return super().execute(plan)
 
 
+class LatePoisonable(HashingExecutor):
+    """Dies of such sequences a step later, when a token of theirs is out."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self._poisoned: set[str] = set()
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        if any(s.request_id in self._poisoned for s in plan.sequences):
+            raise MemoryError("poisoned")
+        self._poisoned |= {s.request_id for s in plan.sequences if s.token_ids[0] == 13 and not s.num_computed_tokens}
+        return super().execute(plan)
+
+
 def shown(output: EngineCoreOutput) -> object:
     return output.new_token_ids, output.new_logprobs, output.finish_reason, output.stop_reason
 

@@ -211,6 +211,7 @@ class ReplayedStream:
                         await self._owner.turn(self.key)
                     else:
                         self.begin()
+                        self._owner.wake()  # several may be tried at once
                         if self._stream is not None:
                             return True
         except TimeoutError:

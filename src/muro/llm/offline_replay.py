@@ -97,14 +97,21 @@ class Batch:
                 if self._death is not None:
                     self._client.wait_serving(self._policy.restart_wait)
                     self._death = None
-                for request_id, run in list(self._idle.items()):
-                    if self._quarantine.may_run(request_id):
-                        self._send_one(request_id, run)
+                while self._send_those_who_may():
+                    pass
                 return
             except EngineDeadError as death:
                 if self._death is not None or not self._waits_for(death):
                     raise
                 self._death = death
+
+    def _send_those_who_may(self) -> bool:
+        """Whether that made way for others: suspects are tried in an order of theirs, and several at once."""
+        before = len(self._idle)
+        for request_id, run in list(self._idle.items()):
+            if self._quarantine.may_run(request_id):
+                self._send_one(request_id, run)
+        return 0 < len(self._idle) < before
 
     def _send_one(self, request_id: str, run: _Run) -> None:
         self._check(run)

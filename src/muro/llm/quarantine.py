@@ -2,14 +2,19 @@
 
 Every request that is on its way through an engine when it dies is under suspicion, and most of them are innocent. So:
 
-- Each death is a strike; a new token wipes the strikes off. With two strikes a request is *suspect*.
-- Suspects are tried one at a time, and nobody else is let in meanwhile; those with the fewest tokens first, since what
-  kills an engine at once has none. A trial ends with a new token.
-- A crash convicts a request that was alone in it, if it was its second crash alone; or its second strike, if nobody had
+- Each death is a strike; a new token wipes the strikes off. With two strikes a request is *suspect*; or with three
+  crashes between which it has not got `PROOF` tokens in one attempt, for some do harm behind their tokens.
+- Suspects are tried, and nobody else is let in meanwhile; those with the fewest tokens first, since what kills an
+  engine at once has none. A trial ends with a new token, or with so many as are the proof.
+- The first is tried alone, then two at once, four, and so on, for most are innocent and all others wait. After a death
+  of several at once it is one at a time until no suspect is left: so this haste costs one death at most. Whoever was
+  killed in a trial is tried alone.
+- A crash convicts a request that was alone in it, if it was its second crash alone; or if it is suspect, and nobody had
   left that engine before: whoever has done harm and ended may kill an engine afterwards.
 - A signal that somebody else may have sent says less. It convicts a request that has `SURE` strikes, if the last
-  `PATIENCE` deaths in a row hit it as the only one that had no token yet; one more for each time that it has gone on
-  after a death. Between them all others are tried, which shows whether the engine dies without it.
+  `PATIENCE` deaths in a row hit it as the only one that had no token yet, or one of a few that were tried; one more for
+  each time that it has gone on after a death. Between them all others are tried, which shows whether the engine dies
+  without it.
 
 A trial does not wait for those who run already. If the engine crashes then, nobody was alone; but after that death
 nobody runs any more, so that the next trial is one.
@@ -27,6 +32,10 @@ Engine = tuple[int, int]
 
 SUSPECT = 2
 """Strikes that make a suspect."""
+CRASHES = 3
+"""So do as many crashes without `PROOF`."""
+PROOF = 8
+"""Tokens of one attempt that show that a request does no harm."""
 PATIENCE = 3
 """Deaths in a row, as the only one without a token, that convict although somebody else may have sent the signal ..."""
 SURE = 5
@@ -37,7 +46,8 @@ class Case:
     """What is known of one request."""
 
     __slots__ = (
-        "bare", "crashes", "deaths", "engine", "killed", "number", "recoveries", "strikes", "tokens", "verdict",
+        "alone", "bare", "crashes", "deaths", "engine", "killed", "number", "proof", "recoveries", "strikes", "tokens",
+        "verdict",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -48,22 +58,24 @@ class Case:
         """Whether its present attempt has no token yet."""
         self.deaths: list[Engine] = []
         self.tokens = self.strikes = 0
-        self.crashes = 0
-        """In which it was alone."""
+        self.proof = 0
+        """Tokens of its present attempt."""
+        self.crashes = self.alone = 0
+        """Those since the last proof; and all in which it was alone."""
         self.killed = 0
-        """Deaths in a row, by signals that anybody may have sent, in which it was the only bare one."""
+        """Deaths in a row, by signals that anybody may have sent, in which it was the only bare one, or on trial."""
         self.recoveries = 0
         """Attempts after a death that got tokens."""
         self.verdict: RequestFailedError | None = None
 
     @property
     def suspect(self) -> bool:
-        return self.strikes >= SUSPECT
+        return self.strikes >= SUSPECT or self.crashes >= CRASHES
 
     @property
-    def rank(self) -> tuple[int, int, int]:
+    def rank(self) -> tuple[int, int, int, int]:
         """Who is tried first: the lowest."""
-        return self.killed, self.tokens, self.number
+        return self.killed, -self.crashes, self.tokens, self.number
 
 
 class Quarantine:
@@ -79,7 +91,14 @@ class Quarantine:
         """By rank: the last engine on which a request has ended."""
         self._count = 0
         self._line: dict[Hashable, Case] = {}
-        self._tried: Hashable | None = None
+        """Suspects that want to run."""
+        self._tried: dict[Hashable, Case] = {}
+        self._width = 1
+        """How many may be tried at once."""
+        self._seats = 1
+        """How many more may join those who are tried now."""
+        self._narrow = False
+        """Whether it is one at a time until no suspect is left."""
 
     def __len__(self) -> int:
         """Requests that have entered and not left."""
@@ -96,33 +115,34 @@ class Quarantine:
         if case is not None:
             self._line.pop(key, None)
             self._stop(key, case)
-            if self._tried == key:
-                self._tried = None
+            self._tried.pop(key, None)
+            self._next_round()
 
     def ask(self, key: Hashable) -> None:
         """It wants to run again; suspects stand in line from now on."""
         case = self._cases[key]
-        if case.suspect and self._tried != key:
+        if case.suspect and key not in self._tried:
             self._line[key] = case
 
     def may_run(self, key: Hashable) -> bool:
         """Whether it may be sent now. What changes the answer for others is `leave`, `delivered` and `died`."""
-        if self._tried == key:
+        if key in self._tried:
             return True
-        if self._tried is not None:
+        if self.trying:
             return False
         if not self._line:
             return not self._cases[key].suspect
-        if self.first != key:
+        if self.first != key or (self._tried and self._line[key].killed):
             return False
-        self._tried = key
-        del self._line[key]
+        case = self._line.pop(key)
+        self._tried[key] = case
+        self._seats = 0 if case.killed else self._seats - 1  # those are tried alone
         return True
 
     @property
     def trying(self) -> bool:
-        """Whether one is being tried, and all others have to wait."""
-        return self._tried is not None
+        """Whether some are being tried, and all others have to wait."""
+        return bool(self._tried) and (not self._seats or not self._line)
 
     @property
     def first(self) -> Hashable | None:
@@ -133,7 +153,7 @@ class Quarantine:
         """It was sent to an engine."""
         case = self._cases[key]
         case.engine = engine
-        case.bare = True
+        case.bare, case.proof = True, 0
         self._running.setdefault(engine, {})[key] = case
 
     def delivered(self, key: Hashable, count: int) -> bool:
@@ -146,10 +166,19 @@ class Quarantine:
         if case.bare and case.deaths and case.engine is not None:
             case.recoveries += 1
         case.killed, case.bare, case.verdict = 0, False, None
-        case.strikes = 0 if case.engine is not None else min(case.strikes, 1)
-        if self._tried != key:
+        if case.engine is None:
+            case.strikes = min(case.strikes, 1)
+        else:
+            case.strikes = 0
+            case.proof += count
+            if case.proof >= PROOF:
+                case.crashes = 0
+        if key not in self._tried or case.suspect:
             return False
-        self._tried = None
+        del self._tried[key]
+        if not self._tried and not self._narrow:
+            self._width *= 2
+        self._next_round()
         return True
 
     def died(self, engine: Engine, death: EngineDeadError) -> bool:
@@ -157,37 +186,54 @@ class Quarantine:
         lost = self._running.pop(engine, None)
         if lost is None:
             return False
-        for key, case in lost.items():
+        tried = [self._tried.pop(key) for key in lost if key in self._tried]
+        self._narrow = self._narrow or len(tried) > 1
+        self._width = self._seats = 1
+        for case in lost.values():
             case.engine = None
             case.deaths.append(engine)
             case.strikes += 1
-            if self._tried == key:
-                self._tried = None
-        self._judge(list(lost.values()), death, fresh=self._left.get(engine[0]) != engine)
+        if sent_by_others(death):
+            self._judge_signal(list(lost.values()), tried, death)
+        else:
+            self._judge_crash(list(lost.values()), death, fresh=self._left.get(engine[0]) != engine)
         return True
 
     def verdict(self, key: Hashable) -> RequestFailedError | None:
         """The error of a convicted request: it must not run again."""
         return self._cases[key].verdict
 
-    def _judge(self, lost: list[Case], death: EngineDeadError, *, fresh: bool) -> None:
-        """Weigh a death that hit `lost`; the engine was `fresh` if no request had ended on it."""
-        bare = [case for case in lost if case.bare]
-        sole = bare[0] if len(bare) == 1 and sent_by_others(death) else None
+    def _judge_crash(self, lost: list[Case], death: EngineDeadError, *, fresh: bool) -> None:
+        """Weigh a crash that hit `lost`; the engine was `fresh` if no request had ended on it."""
         for case in self._cases.values():
-            if case is not sole:
-                case.killed = 0
-        if sole is not None:
-            sole.killed += 1
-            guilty, accused = sole.killed >= PATIENCE + sole.recoveries and sole.strikes >= SURE, sole
-        elif len(lost) == 1 and not sent_by_others(death):
+            case.killed = 0
+        for case in lost:
+            case.crashes += 1
+        if len(lost) == 1:
             accused = lost[0]
-            accused.crashes += 1
-            guilty = (fresh and accused.suspect) or accused.crashes >= SUSPECT
-        else:
+            accused.alone += 1
+            if (fresh and accused.suspect) or accused.alone >= SUSPECT:
+                accused.verdict = _verdict(accused, death)
+
+    def _judge_signal(self, lost: list[Case], tried: list[Case], death: EngineDeadError) -> None:
+        """Weigh a death that hit `lost`, and among them those who were `tried`, by a signal that anybody may send."""
+        bare = [case for case in lost if case.bare]
+        if len(bare) > 1 and not all(case in tried for case in bare):
+            bare = []
+        for case in self._cases.values():
+            case.killed = case.killed + 1 if case in bare else 0
+        if len(bare) == 1:
+            accused = bare[0]
+            if accused.killed >= PATIENCE + accused.recoveries and accused.strikes >= SURE:
+                accused.verdict = _verdict(accused, death)
+
+    def _next_round(self) -> None:
+        """Let as many as may be tried at once come in, if nobody is tried any more."""
+        if self._tried:
             return
-        if guilty:
-            accused.verdict = _verdict(accused, death)
+        if not self._line:
+            self._width, self._narrow = 1, False
+        self._seats = self._width
 
     def _stop(self, key: Hashable, case: Case) -> None:
         """It is on no engine any more."""

@@ -10,11 +10,14 @@ import pytest
 
 from muro.engines.echo import EchoEngine
 from muro.errors import EngineDeadError, RequestFailedError, UsageError
+from muro.llm.quarantine import Quarantine
 from muro.llm.replay import DeathPolicy
+from muro.testing.hashing import HashingExecutor
 from muro.wire.request import SamplingParams
 from tests.support.mortal import MortalClient, death
 from tests.support.replaying import (
     REPLAY,
+    LatePoisonable,
     Poisonable,
     drive,
     echo_request,
@@ -183,6 +186,16 @@ def test_aborted_before_its_reader_heard_of_the_death() -> None:
     run(test)
 
 
+def try_another(quarantine: Quarantine) -> None:
+    """Keep everybody waiting for a suspect."""
+    quarantine.enter("other")
+    for generation in (-2, -1):
+        quarantine.began("other", (0, generation))
+        quarantine.died((0, generation), EngineDeadError("killed", exit_status=-9))
+    quarantine.ask("other")
+    assert quarantine.may_run("other") and quarantine.trying
+
+
 @pytest.mark.parametrize("where", ["running", "waiting for the engine", "waiting for its turn"])
 @pytest.mark.parametrize("how", ["cancelled", "closed", "lost"])
 def test_a_reader_who_leaves_leaves_nothing(how: str, where: str) -> None:
@@ -190,8 +203,7 @@ def test_a_reader_who_leaves_leaves_nothing(how: str, where: str) -> None:
         client = MortalClient(hashing)
         requests = requests_over(client)
         if where == "waiting for its turn":
-            requests.quarantine.enter("other")
-            requests.quarantine._tried = "other"
+            try_another(requests.quarantine)
         if where == "waiting for the engine":
             client.die()
         stream = requests.generate(echo_request())
@@ -238,9 +250,10 @@ def test_a_second_reader_is_refused_and_the_first_goes_on() -> None:
     run(test)
 
 
-def test_a_poisonous_request_is_found_and_nobody_else_is_hurt() -> None:
+@pytest.mark.parametrize(("kind", "deaths"), [(Poisonable, 3), (LatePoisonable, 4)])
+def test_a_poisonous_request_is_found_and_nobody_else_is_hurt(kind: type[HashingExecutor], deaths: int) -> None:
     async def test() -> None:
-        client = MortalClient(lambda: hashing(kind=Poisonable))
+        client = MortalClient(lambda: hashing(kind=kind))
         llm = llm_over(client)
         params = SamplingParams(max_tokens=15, ignore_eos=True, temperature=0.0)
 
@@ -265,12 +278,35 @@ def test_a_poisonous_request_is_found_and_nobody_else_is_hurt() -> None:
                 await settle()
                 client.replace()
         assert all(task.done() for task in tasks)
-        with pytest.raises(RequestFailedError, match=r"3 times .* nothing else explains"):
+        with pytest.raises(RequestFailedError, match=rf"{deaths} times .* nothing else explains"):
             poison.result()
         for task in [*innocent, *late]:
             assert len(task.result()) == 15
-        assert client.generation == 3, "two deaths made it a suspect, the third one convicted it"
+        assert client.generation == deaths
         assert llm.metrics.quarantined == 1
         assert nothing_left(llm._requests)
+
+    run(test)
+
+
+def test_many_suspects_are_tried_in_a_few_steps() -> None:
+    async def test() -> None:
+        client = MortalClient(lambda: hashing(seqs=64, budget=1000))
+        requests = requests_over(client)
+        asked = [msgspec.structs.replace(echo_request(), request_id=str(number)) for number in range(31)]
+        tasks = [asyncio.create_task(read(requests, request)) for request in asked]
+        for _ in range(2):
+            await settle()
+            client.die()
+            await settle()
+            client.replace()
+        steps = 0
+        while not all(task.done() for task in tasks):
+            for _ in range(len(tasks)):
+                await settle()
+            client.step()
+            steps += 1
+        assert steps < 10, "1, 2, 4, 8 and 16 at once, and the last of them make three tokens"
+        assert nothing_left(requests)
 
     run(test)

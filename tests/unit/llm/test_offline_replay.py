@@ -117,6 +117,16 @@ def test_a_poisonous_request_fails_its_call() -> None:
     assert client.generation == 3
 
 
+def test_many_suspects_are_tried_in_a_few_steps() -> None:
+    def wide() -> StepperEngine:
+        executor = HashingExecutor(num_blocks=100, block_size=4, vocab_size=64, max_model_len=60)
+        return StepperEngine(executor, SchedulerConfig(max_num_seqs=31, max_num_batched_tokens=1000))
+
+    client = MortalBatches(wide, {1: death(-9), 2: death(-9)})
+    run(batch_over(client), requests(*([14 + number] for number in range(31)), max_tokens=2))
+    assert client.steps < 2 + 8, "1, 2, 4, 8 and 16 at once, and the last of them make two tokens"
+
+
 def test_an_engine_that_cannot_continue() -> None:
     client = MortalBatches(EchoEngine, {1: death(-9), 4: death(-9)})
     with pytest.raises(RequestFailedError, match=r"2 tokens.*does not know how to continue"):

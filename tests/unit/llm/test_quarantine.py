@@ -1,13 +1,9 @@
-"""quarantine.py: whoever kills engines is found, whoever only stood beside is not, and nobody waits for ever."""
+"""quarantine.py: whoever kills engines is found, whoever only stood beside is not. Random walks: see the machine."""
 
 from __future__ import annotations
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from muro.errors import EngineDeadError
-from muro.llm.quarantine import PATIENCE, SURE, Quarantine
+from muro.llm.quarantine import PATIENCE, PROOF, SURE, Quarantine
 
 CRASH = EngineDeadError("it was killed by SIGSEGV", rank=0, pid=1, exit_status=-11)
 KILLED = EngineDeadError("it was killed by SIGKILL", rank=0, pid=1, exit_status=-9)
@@ -52,19 +48,71 @@ def test_one_death_changes_nothing() -> None:
     assert requests.start() == ["a", "b"]
 
 
-def test_after_two_deaths_each_is_tried_alone_until_it_has_a_token() -> None:
-    requests = Requests("a", "b", "c")
+def test_after_two_deaths_they_are_tried_until_they_have_a_token_ever_more_at_once() -> None:
+    requests = Requests(*"abcdefg")
     for _ in range(2):
         requests.start()
         requests.die()
+    requests.quarantine.enter("h")
     assert requests.start() == ["a"]
     assert requests.token("a")
-    assert requests.start() == ["a", "b"]
+    assert requests.start() == ["a", "b", "c"]
     assert not requests.token("a")
-    assert requests.token("b")
-    requests.start()
     assert requests.token("c")
-    assert [requests.quarantine.verdict(key) for key in "abc"] == [None] * 3
+    assert requests.start() == ["a", "b", "c"]
+    assert requests.token("b")
+    assert requests.start() == list("abcdefg")
+    assert all(requests.token(key) for key in "defg")
+    assert requests.start() == list("abcdefgh")
+    assert [requests.quarantine.verdict(key) for key in "abcdefgh"] == [None] * 8
+
+
+def test_after_a_death_of_several_on_trial_it_is_one_at_a_time() -> None:
+    requests = Requests(*"abcdefg")
+    for _ in range(2):
+        requests.start()
+        requests.die()
+    requests.start()
+    requests.token("a")
+    requests.running.remove("a")
+    requests.quarantine.leave("a")
+    assert requests.start() == ["b", "c"]
+    assert requests.die() == []
+    assert requests.start() == ["b"], "those who were in most crashes come first"
+    for number in range(PROOF):
+        assert requests.token("b") == (number == PROOF - 1), "after three crashes more proof is wanted"
+    requests.running.remove("b")
+    requests.quarantine.leave("b")
+    assert requests.start() == ["c"]
+    assert requests.die() == []
+    assert requests.start() == ["c"]
+    assert requests.die() == ["c"], "its second crash alone"
+    requests.quarantine.leave("c")
+    for key in "defg":
+        assert requests.start()[-1] == key
+        assert requests.token(key)
+
+
+def test_harm_that_is_done_behind_a_token_is_found() -> None:
+    """As a failure of an accelerator is, which is told a step late."""
+    requests = Requests("innocent", "late", "young")
+    for _ in range(3):
+        assert requests.start() == ["innocent", "late", "young"]
+        for key in ["innocent", "late"]:
+            requests.token(key)
+        requests.running.remove("young")
+        requests.quarantine.leave("young")
+        requests.quarantine.enter("young")
+        assert requests.die() == []
+    assert requests.start() == ["innocent"]
+    for number in range(PROOF):
+        assert requests.token("innocent") == (number == PROOF - 1)
+    assert requests.start() == ["innocent", "late"]
+    requests.token("late")
+    assert requests.die() == [], "nobody was alone"
+    assert requests.start() == ["late"], "the other one is not suspect any more"
+    requests.token("late")
+    assert requests.die() == ["late"]
 
 
 def test_a_death_in_its_trial_convicts() -> None:
@@ -222,128 +270,3 @@ def test_a_death_is_told_by_everybody_and_counts_once() -> None:
 
 def test_unknown_requests_may_leave() -> None:
     Quarantine().leave("nobody")
-
-
-class Fate:
-    """What a request is: how many tokens it wants, and after how many of an attempt it kills the engine, if ever."""
-
-    def __init__(self, tokens: int, deadly: int | None) -> None:
-        self.left = tokens
-        self.deadly = deadly
-        self.since = 0
-
-
-class QuarantineMachine(RuleBasedStateMachine):
-    """A front-end with requests that may be deadly, an engine that steps, and somebody who kills it now and then."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.quarantine = Quarantine()
-        self.fates: dict[int, Fate] = {}
-        self.running: set[int] = set()
-        self.silent: set[int] = set()
-        self.convicted: list[Fate] = []
-        self.generation = 0
-        self.deaths = 0
-        self.number = 0
-        self.ending = False
-
-    @rule(tokens=st.integers(1, 4), deadly=st.none() | st.none() | st.integers(0, 2))
-    @precondition(lambda self: len(self.fates) < 8)
-    def enter(self, tokens: int, deadly: int | None) -> None:
-        self.number += 1
-        self.fates[self.number] = Fate(tokens, deadly)
-        self.quarantine.enter(self.number)
-        self.quarantine.ask(self.number)
-
-    @rule(data=st.data())
-    @precondition(lambda self: self.fates)
-    def send(self, data: st.DataObject) -> None:
-        self.try_to_send(data.draw(st.sampled_from(sorted(self.fates))))
-
-    def try_to_send(self, key: int) -> None:
-        if key in self.running:
-            return
-        if key in self.silent:
-            self.silent.discard(key)
-            self.quarantine.ask(key)
-        if self.quarantine.may_run(key):
-            self.running.add(key)
-            self.fates[key].since = 0
-            self.quarantine.began(key, (0, self.generation))
-
-    @rule()
-    @precondition(lambda self: self.running)
-    def step(self) -> None:
-        if any(self.fates[key].deadly == self.fates[key].since for key in self.running):
-            self.die(CRASH)
-            return
-        for key in list(self.running):
-            fate = self.fates[key]
-            fate.since += 1
-            fate.left -= 1
-            self.quarantine.delivered(key, 1)
-            if not fate.left:
-                self.over(key)
-
-    @rule()
-    def kill(self) -> None:
-        """Never so often in a row that even an innocent one would be convicted."""
-        if not any(self.quarantine._cases[key].killed >= PATIENCE - 1 for key in self.running):
-            self.die(KILLED)
-
-    @rule(data=st.data())
-    @precondition(lambda self: self.fates)
-    def cancel(self, data: st.DataObject) -> None:
-        self.over(data.draw(st.sampled_from(sorted(self.fates))))
-
-    def die(self, death: EngineDeadError) -> None:
-        self.deaths += 1
-        lost, self.running = self.running, set()
-        for key in sorted(lost):
-            self.quarantine.died((0, self.generation), death)
-            if self.quarantine.verdict(key) is not None:
-                self.convicted.append(self.fates[key])
-                self.over(key)
-            elif key % 3 or self.ending:
-                self.quarantine.ask(key)
-            else:
-                self.silent.add(key)  # its reader asks later
-        self.generation += 1
-
-    def over(self, key: int) -> None:
-        self.quarantine.leave(key)
-        self.running.discard(key)
-        self.silent.discard(key)
-        del self.fates[key]
-
-    @invariant()
-    def nobody_innocent_is_convicted(self) -> None:
-        assert all(fate.deadly is not None for fate in self.convicted)
-
-    @invariant()
-    def nothing_is_kept_of_who_left(self) -> None:
-        assert len(self.quarantine) == len(self.fates)
-        assert set(self.quarantine._line) <= set(self.fates)
-        assert self.quarantine._tried is None or self.quarantine._tried in self.fates
-
-    def teardown(self) -> None:
-        """From wherever it is, all end, and each deadly one costs a bounded number of deaths."""
-        if not hasattr(self, "fates"):
-            return
-        self.ending = True
-        before, deadly = self.deaths, sum(fate.deadly is not None for fate in self.fates.values())
-        for _ in range(400):
-            for key in sorted(self.fates):
-                self.try_to_send(key)
-            if not self.fates:
-                break
-            assert self.running, "somebody waits, and nobody runs"
-            self.step()
-        assert not self.fates
-        assert self.deaths - before <= 6 * deadly
-        self.nobody_innocent_is_convicted()
-
-
-TestQuarantineMachine = QuarantineMachine.TestCase
-TestQuarantineMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
