@@ -4,12 +4,11 @@ libzmq asks for each new connection (ZAP); `zmq.auth` answers, in a thread of it
 share and that runs only while there is one. Each gate has a domain, so that clients in one process do not let each
 other's peers in. Whom a gate refuses is counted, and logged at a limited rate.
 
-The list is read again when its directory changes: a new machine needs no restart.
+The list is read again when a file of it comes, goes or changes: a new machine, or a new key, needs no restart.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -19,7 +18,7 @@ import msgspec
 
 from muro.errors import ConfigError
 from muro.transport.context import context
-from muro.transport.keys import PEERS, new_pair, own_pair, peer_keys
+from muro.transport.keys import PEERS, new_pair, own_pair, peer_files, peer_keys
 from muro.transport.sockets import Guard
 
 if TYPE_CHECKING:
@@ -54,7 +53,9 @@ class Gate:
         self._domain = f"muro-{os.urandom(6).hex()}"
         self._more: set[str] = set()
         self._peers: dict[str, str] = {}
-        self._read_at: int | None = None
+        self._read: object = None
+        """What the files of the list looked like when it was read."""
+        self._unreadable = ""
         self._open = False
         self.public_key = ""
         self.refused = 0
@@ -84,7 +85,9 @@ class Gate:
         try:
             self._look()
         except ConfigError as error:
-            log.warning("the keys of peers are as before: %s", error)
+            if self._unreadable != str(error):  # whoever dials brings us here
+                self._unreadable = str(error)
+                log.warning("the keys of peers are as before: %s", error)
         if text in self._more or text in self._peers:
             return True
         self.refused += 1
@@ -100,15 +103,14 @@ class Gate:
             _unregister(self._domain)
 
     def _look(self) -> None:
-        """Read the list again if its directory has changed."""
+        """Read the list again if it has changed. Raises ConfigError; then it is as before."""
         if self._directory is None:
             return
-        changed = -1
-        with contextlib.suppress(OSError):
-            changed = os.stat(os.path.join(self._directory, PEERS)).st_mtime_ns
-        if changed != self._read_at:
+        files = peer_files(self._directory)
+        if files != self._read:
             self._peers = peer_keys(self._directory)
-            self._read_at = changed
+            self._read = files
+            self._unreadable = ""
 
 
 def _register(domain: str, gate: Gate) -> None:

@@ -71,6 +71,21 @@ def own_pair(directory: str, secret_fd: int | None = None) -> tuple[str, str]:
         return _pair(file.read(_MAX_BYTES), str(path))
 
 
+def peer_files(directory: str) -> list[tuple[str, int, int, int]]:
+    """Name, inode, size and time of change of each file of the list: another list where a file was replaced or edited.
+
+    Raises ConfigError if they cannot be looked at.
+    """
+    try:
+        with os.scandir(os.path.join(directory, PEERS)) as entries:
+            found = [(entry.name, entry.stat()) for entry in entries]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"the keys in {directory}/{PEERS} cannot be looked at: {error}") from error
+    return sorted((name, seen.st_ino, seen.st_size, seen.st_mtime_ns) for name, seen in found)
+
+
 def peer_keys(directory: str) -> dict[str, str]:
     """Public keys of the peers, and the name of the file of each. Raises ConfigError for what is no key."""
     import zmq.auth

@@ -10,7 +10,7 @@ import pytest
 
 from muro.config import CurveKeys
 from muro.transport.gate import Gate
-from muro.transport.keys import make_keys, new_pair, own_pair
+from muro.transport.keys import PEERS, PUBLIC_FILE, make_keys, new_pair, own_pair
 from muro.transport.pump import Pump
 from muro.transport.sockets import (
     PLAIN,
@@ -141,6 +141,35 @@ def test_a_new_machine_needs_no_restart(machines: Machines, kept: ExitStack) -> 
     machines.introduce()
     again = dialled(bound_address(bound), machines.dial, kept, b"\1\0")
     assert heard(bound) is not None and again
+
+
+def test_a_key_that_was_replaced_in_its_file_stays_out(machines: Machines, kept: ExitStack, tmp_path: Path) -> None:
+    machines.introduce()
+    gate = gate_of(machines, kept)
+    bound = router(gate, kept)
+    dialled(bound_address(bound), machines.dial, kept)
+    assert heard(bound) == [b"\0\0", b"hello"]
+    (replaced,) = (machines.front / PEERS).iterdir()
+    other = Machines(tmp_path / "other")
+    replaced.write_bytes((other.engine / PUBLIC_FILE).read_bytes())
+    dialled(bound_address(bound), machines.dial, kept, b"\1\0")
+    until(lambda: gate.refused)
+    server = own_pair(str(machines.front))[0]
+    dialled(bound_address(bound), Dial(CurveKeys(server, *own_pair(str(other.engine)))), kept, b"\2\0")
+    assert heard(bound) == [b"\2\0", b"hello"]
+
+
+def test_a_list_that_cannot_be_read_stays_as_it_was_and_is_told_once(
+    machines: Machines, kept: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    machines.introduce()
+    gate = gate_of(machines, kept)
+    bound = router(gate, kept)
+    (machines.front / PEERS / "spoiled.key").write_text("no key")
+    for number in range(3):
+        dialled(bound_address(bound), machines.dial, kept, bytes([number, 1]))
+        assert heard(bound) == [bytes([number, 1]), b"hello"]
+    assert caplog.text.count("the keys of peers are as before") == 1
 
 
 def test_each_gate_has_its_own_list(tmp_path: Path, kept: ExitStack) -> None:
