@@ -1,6 +1,6 @@
 """The server under fire: `muro serve` with its engine, its sockets and its log in places of their own.
 
-Where root allows, log and nothing else lies on a file system of 256 KiB, so that it can be filled.
+Where root allows, log and nothing else lies on a file system of 4 MiB, so that it can be filled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.deadline import until
 from tests.support.programs import ROOT, environment
 
 STALL_LIMIT = 3.0
-_LOG_DISK = 256 << 10
+_LOG_DISK = 4 << 20
 
 
 class Growing(msgspec.Struct, frozen=True):
