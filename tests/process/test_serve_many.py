@@ -268,6 +268,20 @@ def test_with_patience_streams_end_by_themselves_and_a_second_signal_ends_it() -
         assert server.exit_code(20) == 0
 
 
+def test_a_stop_does_not_wait_for_words_to_servers_that_have_gone() -> None:
+    """The engine hears all that it was asked when they have: what it answers would linger for 4 s."""
+
+    async def scenario(server: Server) -> None:
+        _, tasks = await started(server.url, 8, 100_000)
+        os.kill(engine_pids(server)[0], signal.SIGSTOP)
+        server.signal(signal.SIGTERM)
+        await asyncio.gather(*tasks)
+
+    with crew(2, 1, *PACED) as server:
+        asyncio.run(scenario(server))
+        assert server.exit_code(3.8) == 0
+
+
 def test_when_the_parent_is_killed_all_end() -> None:
     with crew(2, 2, "--engine", "echo") as server:
         pids = [*server_pids(server), *engine_pids(server)]

@@ -225,6 +225,7 @@ class Receiver:
                     return
                 if change is Change.UP:
                     self._contact.up(client)
+                    self._attention.mark_gone(ClientIndex(client), False)
                 elif change is Change.DOWN and self._contact.down(client):
                     if self._comes_back and Change.UP not in changes[position:]:  # else it might be its successor's
                         self._read_out(socket, ClientIndex(client))
@@ -266,6 +267,7 @@ class Receiver:
     def _lose(self, client: int, how: str) -> None:
         level = logging.INFO if self._comes_back else logging.WARNING  # whoever started it tells of its end as well
         log.log(level, "front-end %d at %s is lost: %s", client, self._addresses.inputs[client], how)
+        self._attention.mark_gone(ClientIndex(client), True)
         self._inbox.put(GivenUp(ClientIndex(client), [], everything=True))
         if self._contact is not None and self._contact.all_lost and self._on_lost is not None:
             self._on_lost()

@@ -1,7 +1,8 @@
 """process_output_sockets: the thread that writes to clients.
 
 Invariants:
-- Makes and closes its own sockets. They close with linger, so that last words leave.
+- Makes and closes its own sockets. They close with linger, so that last words leave, unless nobody is there to hear
+  them.
 - Sockets are touched only by who has the turn of the output queue: this thread, or a loop that has nothing else to do
   and may `send_now`. That spares the way over a sleeping thread where there is no forward pass to overlap with.
 - What is in the output queue is sent in order; a client that does not read delays nobody but itself.
@@ -103,8 +104,9 @@ class Sender:
         finally:
             with self._outbox.turn:
                 self._lanes = []
-                for socket in sockets:
-                    close(socket, 0 if last is Control.LOST else None)
+                for client, socket in enumerate(sockets):
+                    in_vain = last is Control.LOST or self._attention.has_gone(ClientIndex(client))
+                    close(socket, 0 if in_vain else None)
                 if self._herald is not None:
                     self._herald.close()
 
