@@ -1,9 +1,12 @@
 """How a server ends: its engine dies, somebody asks it to, a start that fails. Real processes, exit codes, signals."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,8 @@ import pytest
 from muro.errors import ConfigError
 from muro.server.lifespan import bind
 from tests.support.deadline import process_ended, until
+from tests.support.elsewhere import free_port
+from tests.support.programs import environment
 from tests.support.server import Server
 
 PACED = ("--engine", "paced", "--engine-option", "step_ms=20")
@@ -224,6 +229,26 @@ def test_a_taken_port_is_told_at_once() -> None:
         with Server("--engine", "faulty", "--engine-option", "fault=loading:hang", "--port", port) as server:
             assert server.exit_code(10) == 2
             assert f"port {port}" in server.errors()
+
+
+def test_a_server_whose_standard_streams_are_closed() -> None:
+    """As some who start daemons leave them: no socket may come in the place of one, and be printed into."""
+    port = free_port("127.0.0.1")
+    ours = [sys.executable, "-m", "muro", "serve", "--engine", "echo", "--port", str(port)]
+    server = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *ours], env=environment())
+
+    def serves() -> bool:
+        assert server.poll() is None
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+        return False
+
+    try:
+        until(serves, within=30)
+        assert [os.readlink(f"/proc/{server.pid}/fd/{number}") for number in range(3)] == [os.devnull] * 3
+    finally:
+        server.terminate()
+        assert server.wait(20) == 0
 
 
 @pytest.mark.cases

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ _GROUPS = ("keys", "wire", "bench")
 
 def main() -> None:
     """Entry point of the command line."""
+    _open_missing_streams()
     if sys.argv[1:2] == ["serve"]:  # before anything is imported that takes its time
         split_if_first()
         stopping.take()
@@ -63,6 +65,18 @@ def main() -> None:
         sys.exit(130)
     finally:
         gc.freeze()  # else the interpreter looks for cycles in all that it is about to drop: 0.1 s of a server's end
+
+
+def _open_missing_streams() -> None:
+    """Put /dev/null where whoever started us left a standard stream closed (`2>&-`): else the first socket that we
+    open would be in its place, and get what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def exit_code(error: MuroError) -> int:
