@@ -1,5 +1,6 @@
 """Who may use the server: API keys, TLS, web pages of other origins. Over real HTTP."""
 
+import shutil
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.deadline import command_line
+from tests.support.deadline import command_line, until
 from tests.support.server import Server
 
 TLS = Path(__file__).parents[1] / "data/tls"
@@ -133,6 +134,31 @@ def test_https() -> None:
         with pytest.raises(httpx.HTTPError):
             httpx.get(server.url.replace("https", "http") + "/health")
         assert "Traceback" not in server.errors()
+
+
+def test_keys_and_certificates_may_be_replaced(tmp_path: Path) -> None:
+    cert, key, keys = (tmp_path / name for name in ("cert.pem", "key.pem", "keys"))
+    shutil.copy(TLS / "cert.pem", cert)
+    shutil.copy(TLS / "key.pem", key)
+    keys.write_text(f"{KEYS[0]}\n")
+    files = ("--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--api-key-file", str(keys))
+    with Server("--engine", "echo", *files) as server:
+        server.ready()
+
+        def status(trusted: str, shown: str) -> int | None:
+            asked = {"Authorization": f"Bearer {shown}"}
+            try:
+                context = ssl.create_default_context(cafile=str(TLS / trusted))
+                return httpx.get(f"{server.url}/v1/models", headers=asked, verify=context).status_code
+            except httpx.ConnectError:
+                return None
+
+        assert (status("cert.pem", KEYS[0]), status("cert.pem", KEYS[1])) == (200, 401)
+        keys.write_text(f"{KEYS[1]}\n")
+        shutil.copy(TLS / "other_cert.pem", cert)
+        shutil.copy(TLS / "other_key.pem", key)
+        until(lambda: status("other_cert.pem", KEYS[1]) == 200, within=20)
+        assert (status("cert.pem", KEYS[1]), status("other_cert.pem", KEYS[0])) == (None, 401)
 
 
 def test_what_cannot_be_used_is_told_at_once() -> None:

@@ -22,6 +22,7 @@ import gc
 import logging
 import re
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -44,6 +45,7 @@ from muro.server.health_port import HealthPort
 from muro.server.limits import HttpLimits
 from muro.server.listening import LAST_WORDS, listening, tls_context
 from muro.server.own_metrics import numbers_of
+from muro.server.renewal import Source, key_source, renewing, tls_source
 from muro.server.service import Service
 from muro.wire.failure import ExitCode
 
@@ -165,8 +167,7 @@ async def serve(
     else:
         take_signals(stops.ask_soon)
     with listener, _health_port(config, health_listener) as door:
-        keys = ApiKeys() if config.api_key_file is None else read_api_keys(config.api_key_file)
-        tls = tls_context(config.tls_certfile, config.tls_keyfile)
+        keys, tls, sources = _trust(config)
         join = connect_async if member is None else member.join
         llm = await _start(stops, choice, connect, config.deaths, on_progress, join)
         if llm is None:
@@ -175,7 +176,7 @@ async def serve(
         try:
             service = _service(llm, config.served_names or choice.names(), config, member, grammars)
             app = make_app(service, keys, config.allowed_origins, dev_mode=config.dev_mode)
-            async with listening(app, service.connections, listener, tls):
+            async with listening(app, service.connections, listener, tls), renewing(sources):
                 # What start-up has left is here to stay: no collection need look at it again.
                 gc.collect()
                 gc.freeze()
@@ -187,6 +188,18 @@ async def serve(
             gc.unfreeze()
             grammars.close()
             await llm.aclose()
+
+
+def _trust(config: ServerConfig) -> tuple[ApiKeys, ssl.SSLContext | None, list[Source]]:
+    """Who is let in and how, and what of that may be replaced meanwhile. Raises ConfigError."""
+    keys, sources = ApiKeys(), []
+    if config.api_key_file is not None:
+        keys = read_api_keys(config.api_key_file)
+        sources.append(key_source(config.api_key_file, keys))
+    tls = tls_context(config.tls_certfile, config.tls_keyfile)
+    if tls is not None and config.tls_certfile is not None:
+        sources.append(tls_source(config.tls_certfile, config.tls_keyfile, tls))
+    return keys, tls, sources
 
 
 def _service(
