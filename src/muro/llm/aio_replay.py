@@ -4,7 +4,8 @@ What may go on and how is decided in `replay`, who may run at which time in `qua
 Invariants:
 
 - Everything happens in the loop of the client. The record of what was delivered is what a stream has handed out.
-- A stream waits only inside `__anext__`: one whose reader asks for nothing more is not sent again, and holds nobody up.
+- A stream waits only inside `__anext__`: one whose reader asks for nothing more is not sent again, and holds nobody up,
+  not even in a trial.
 - However a stream ends, its place in the quarantine is given back once.
 """
 
@@ -28,6 +29,9 @@ from muro.wire.output import EngineCoreOutput, FinishReason
 from muro.wire.request import EngineCoreRequest
 
 log = logging.getLogger(__name__)
+
+READER_PATIENCE = 0.25
+"""Seconds that others wait for the reader of a request that is being tried."""
 
 
 class AsyncRequests:
@@ -105,6 +109,18 @@ class AsyncRequests:
             if (turn := self._turns.get(key)) is not None and not turn.done():
                 turn.set_result(None)
 
+    def expect(self, stream: ReplayedStream) -> None:
+        """A stream that is being tried has handed something out: its reader must come back soon."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(READER_PATIENCE, self._excuse, weakref.ref(stream), stream.num_delivered)
+
+    def _excuse(self, reference: weakref.ref[ReplayedStream], num_delivered: int) -> None:
+        stream = reference()
+        if stream is None or stream.asked or stream.num_delivered != num_delivered:
+            return  # it has gone, is waited for, or has been
+        if self.quarantine.excuse(stream.key):
+            self.wake()
+
     def leave(self, key: int, request_id: str) -> None:
         """A stream has ended, or was lost."""
         self.quarantine.leave(key)
@@ -124,7 +140,7 @@ class ReplayedStream:
 
     __slots__ = (
         "__weakref__", "_aborted", "_bereft", "_death", "_delivered", "_limit", "_loop", "_open", "_owner",
-        "_request", "_stream", "key",
+        "_request", "_stream", "asked", "key",
     )  # fmt: skip
 
     def __init__(self, owner: AsyncRequests, key: int, request: EngineCoreRequest) -> None:
@@ -139,11 +155,18 @@ class ReplayedStream:
         self._aborted = False
         self._open = True
         self._loop = asyncio.get_running_loop()
+        self.asked = False
+        """Whether its reader waits for more."""
 
     @property
     def engine(self) -> tuple[EngineRank, Generation] | None:
         """See `interface.AsyncOutputStream.engine`; None while it waits."""
         return None if self._stream is None else self._stream.engine
+
+    @property
+    def num_delivered(self) -> int:
+        """Tokens that its reader has got."""
+        return len(self._delivered)
 
     def begin(self) -> None:
         """Send the request, if that needs no waiting. Raises what refuses it; then the stream has ended."""
@@ -176,6 +199,7 @@ class ReplayedStream:
         return self
 
     async def __anext__(self) -> EngineCoreOutput:
+        self.asked = True
         try:
             while self._open:
                 if self._stream is None and not await self._sent():
@@ -189,6 +213,8 @@ class ReplayedStream:
         except BaseException:
             self._end()
             raise
+        finally:
+            self.asked = False
         if not self._open:
             raise StopAsyncIteration
         return self._take(EngineCoreOutput(self._request.request_id, [], finish_reason=FinishReason.ABORT))
@@ -241,6 +267,8 @@ class ReplayedStream:
             self._delivered += output.new_token_ids
             if self._owner.quarantine.delivered(self.key, len(output.new_token_ids)):
                 self._owner.wake()
+            elif self._owner.quarantine.is_tried(self.key):
+                self._owner.expect(self)
         if output.finish_reason is not None:
             self._end()
         return output

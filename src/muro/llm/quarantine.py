@@ -181,6 +181,17 @@ class Quarantine:
         self._next_round()
         return True
 
+    def excuse(self, key: Hashable) -> bool:
+        """Its reader asks for no more meanwhile, so that it cannot prove anything: whether that ended a trial."""
+        if self._tried.pop(key, None) is None:
+            return False
+        self._next_round()
+        return True
+
+    def is_tried(self, key: Hashable) -> bool:
+        """Whether others wait for what becomes of it."""
+        return key in self._tried
+
     def died(self, engine: Engine, death: EngineDeadError) -> bool:
         """An engine has died with everything that was on it; whether that was news."""
         lost = self._running.pop(engine, None)

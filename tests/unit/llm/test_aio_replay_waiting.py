@@ -14,7 +14,8 @@ from muro.llm.quarantine import Quarantine
 from muro.llm.replay import DeathPolicy
 from muro.testing.hashing import HashingExecutor
 from muro.wire.request import SamplingParams
-from tests.support.mortal import MortalClient, death
+from tests.support.deadline import until_async
+from tests.support.mortal import CRASH, MortalClient, death
 from tests.support.replaying import (
     REPLAY,
     LatePoisonable,
@@ -307,6 +308,41 @@ def test_many_suspects_are_tried_in_a_few_steps() -> None:
             client.step()
             steps += 1
         assert steps < 10, "1, 2, 4, 8 and 16 at once, and the last of them make three tokens"
+        assert nothing_left(requests)
+
+    run(test)
+
+
+def test_a_reader_who_stops_in_a_trial_holds_nobody_up() -> None:
+    """After three crashes a trial takes several tokens, and this one's reader takes but one."""
+
+    async def test() -> None:
+        client = MortalClient(hashing)
+        requests = requests_over(client)
+        params = SamplingParams(max_tokens=30, ignore_eos=True)
+        stopped, other = (
+            requests.generate(msgspec.structs.replace(echo_request(), request_id=name, sampling_params=params))
+            for name in ("stopped", "other")
+        )
+        for _ in range(4):
+            asked = [asyncio.create_task(anext(stream)) for stream in (stopped, other)]  # type: ignore[arg-type]
+            await settle()
+            client.step()
+            await asked[0]
+            if client.generation < 3:
+                await asked[1]
+                client.die(CRASH)
+                client.replace()
+        assert requests.quarantine.trying and not asked[1].done()
+
+        def stepped() -> bool:
+            client.step()
+            return asked[1].done()
+
+        await until_async(stepped)
+        assert not requests.quarantine.verdict(stopped.key)  # type: ignore[attr-defined]
+        for stream in (stopped, other):
+            await stream.aclose()
         assert nothing_left(requests)
 
     run(test)

@@ -84,6 +84,11 @@ class QuarantineMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         self.over(data.draw(st.sampled_from(sorted(self.fates))))
 
+    @rule(data=st.data())
+    @precondition(lambda self: self.running)
+    def stop_reading(self, data: st.DataObject) -> None:
+        self.quarantine.excuse(data.draw(st.sampled_from(sorted(self.running))))
+
     def die(self, death: EngineDeadError) -> None:
         self.deaths += 1
         lost, self.running = self.running, set()
