@@ -22,6 +22,23 @@ SCHEMA = {
     "required": ["city", "capital"],
     "additionalProperties": False,
 }
+ODD: tuple[dict[str, Any], ...] = (
+    {"temperature": 1e30}, {"temperature": 2, "top_k": 10**9}, {"temperature": 1, "min_p": 1.0},
+    {"temperature": 1, "seed": 2**63 - 1}, {"temperature": 1, "seed": -(2**63)}, {"top_p": 1e-30, "temperature": 1},
+    {"presence_penalty": 2, "frequency_penalty": -2, "repetition_penalty": 1e-9, "temperature": 1},
+    {"prompt": [2**31 - 1]}, {"prompt": [2**63]}, {"prompt": [49_152]}, {"prompt": [-1]},
+    {"logit_bias": {"49152": 1}}, {"logit_bias": {"0": 1e30}}, {"stop_token_ids": [2**31]},
+    {"allowed_token_ids": [49_152]}, {"allowed_token_ids": []}, {"bad_words": ["\x00"]}, {"min_tokens": 5},
+    {"logprobs": 10**6}, {"prompt_logprobs": 10**6}, {"cache_salt": "x"}, {"priority": 5},
+    {"repetition_detection": {"max_pattern_size": 10**6, "min_pattern_size": 0, "min_count": 0}},
+    {"structured_outputs": {"regex": "a{1,5000}"}}, {"structured_outputs": {"regex": "(?=a)b"}},
+    {"structured_outputs": {"regex": "("}}, {"structured_outputs": {"choice": []}},
+    {"structured_outputs": {"choice": ["a", "b"]}}, {"structured_outputs": {"grammar": "root ::= nothing"}},
+    {"structured_outputs": {"grammar": 'start: "a" | "b"'}}, {"structured_outputs": {"json": {"$ref": "#/nothing"}}},
+    {"structured_outputs": {"json": {"type": "integer", "minimum": 5, "maximum": 3}}},
+    {"structured_outputs": {"json": {"$defs": {"n": {"items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"}}},
+    {"structured_outputs": {"structural_tag": "{}"}}, {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -235,6 +252,17 @@ def test_sampling_options(kind: Kind, http: httpx.Client) -> None:
     assert complete(http, temperature=1.0, top_k=1)["choices"][0]["text"] == plain
     found = complete(http, temperature=1.5, n=3, seed=7)["choices"]
     assert len({choice["text"] for choice in found}) > 1 and [choice["index"] for choice in found] == [0, 1, 2]
+
+
+@pytest.mark.row("odd requests")
+def test_no_odd_request_ends_the_engine(kind: Kind, http: httpx.Client) -> None:
+    """Each is answered or refused by our door: what vLLM's engine is given and cannot do ends it."""
+    if not kind.front_is_ours:
+        pytest.skip("vLLM's own door decides")
+    for odd in ODD:
+        answer = http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": PROMPT, "max_tokens": 4, **odd})
+        assert answer.status_code in (200, 400), (odd, answer.text)
+        assert "Paris" in complete(http)["choices"][0]["text"], odd
 
 
 @pytest.mark.row("engine shutdown")
