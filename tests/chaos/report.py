@@ -10,7 +10,7 @@ from tests.chaos.faults import LEFT_OUT
 from tests.chaos.world import Growing
 
 ALLOWED = {"rss_mib": 24.0, "fds": 8, "threads": 2, "shm": 1, "sockets": 2, "processes": 0}
-"""By how much a server may be larger at the second quiet moment than at the first."""
+"""By how much a server may be larger at the last quiet moment than at the first."""
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -24,18 +24,19 @@ class Result(msgspec.Struct, kw_only=True):
     recoveries: dict[str, list[float]] = {}
     """By fault: seconds from it to the next generation that serves."""
     violations: list[str] = []
-    before: Growing | None = None
-    after: Growing | None = None
+    sizes: list[Growing] = []
+    """At quiet moments, the first one early and the last one at the end."""
     exit_code: int | None = None
     log: str = ""
 
     def growth_problems(self) -> list[str]:
         """What has grown by more than is allowed, in words."""
-        if self.before is None or self.after is None:
+        if len(self.sizes) < 2:
             return ["no two quiet moments to compare"]
-        grown = {name: getattr(self.after, name) - getattr(self.before, name) for name in ALLOWED}
+        first, *_, last = self.sizes
+        grown = {name: getattr(last, name) - getattr(first, name) for name in ALLOWED}
         return [
-            f"{name} grew by {by:.6g}, from {getattr(self.before, name):.6g}; {ALLOWED[name]:g} is allowed"
+            f"{name} grew by {by:.6g}, from {getattr(first, name):.6g}; {ALLOWED[name]:g} is allowed"
             for name, by in grown.items()
             if by > ALLOWED[name]
         ]
@@ -62,10 +63,10 @@ def summary(result: Result) -> str:
         lines.append(f"  {name:26} {count:<5} {shown}".rstrip())
     lines += [f"  {name:26} left out: {why}" for name, why in result.left_out.items()]
     lines.append(f"{'deaths':28} {result.deaths}")
-    if result.before is not None and result.after is not None:
-        lines.append(f"{'the server':28} {'quiet, early':>14} {'quiet, at the end':>18}")
-        for name in result.before.__struct_fields__:
-            lines.append(f"  {name:26} {getattr(result.before, name):14.6g} {getattr(result.after, name):18.6g}")
+    if result.sizes:
+        lines.append("the server at quiet moments, early to late")
+        for name in result.sizes[0].__struct_fields__:
+            lines.append(f"  {name:26} {' '.join(f'{getattr(size, name):6.4g}' for size in result.sizes)}")
     lines.append(f"{'exit code of the server':28} {result.exit_code}")
     lines.append(f"{'violations':28} {len(result.violations)}")
     return "\n".join(lines)

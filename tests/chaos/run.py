@@ -1,7 +1,7 @@
 """One run: load that never pauses, one fault after the other, an account of everything.
 
-`offer` sends requests at random moments, `harm` commits faults and waits each time until all is well again. Early and
-at the end the load pauses until the server is idle, and its size is taken.
+`offer` sends requests at random moments, `harm` commits faults and waits each time until all is well again. Now and
+then, and at the end, the load pauses until the server is idle, and its size is taken.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from muro.engines.faults import SEIZED_AFTER
 from tests.chaos import load, requests
 from tests.chaos.apart import APART, Elsewhere
 from tests.chaos.apart import POISONS as POISONS_APART
@@ -25,6 +26,8 @@ PATIENCE = {False: 30.0, True: 90.0}
 five of them, each of which hangs for the stall limit, and everybody waits meanwhile."""
 SETTLE_EVERY = 5.0
 TELL_EVERY = 60.0
+PAUSES = 10
+"""How often the server's size is taken."""
 MARGIN = 0.3
 """Seconds around a fault in which its effects may still be met."""
 
@@ -133,11 +136,13 @@ class Run:
         """One fault after the other until the time is over. Raises NotWellError."""
         choose = random.Random(f"{self.plan.seed} faults")
         names = self._names()
-        warm = max(2.0, self.plan.seconds * 0.1)
-        while (time := self.clock()) < self.plan.seconds:
+        pause = max(2.0, self.plan.seconds / PAUSES)
+        due = pause
+        while self.clock() < self.plan.seconds:
             await asyncio.sleep(choose.uniform(0.2, 2.5))
-            if self.result.before is None and time > warm:
-                self.result.before = await self.quiet()
+            if self.clock() > due:
+                due = self.clock() + pause
+                self.result.sizes.append(await self.quiet())
             await self.commit(choose.choice(names), choose)
 
     def _names(self) -> list[str]:
@@ -183,8 +188,10 @@ class Run:
 
     async def _outlived(self, generation: int) -> Health:
         """Return as `_unburdened`, when nothing of a fault is still on its way: a thread that was told to die does so
-        with the next message, and whoever brought that about may have ended before. Raises NotWellError."""
+        with the next message, a lock is seized a moment later, and whoever brought that about may have ended before.
+        Raises NotWellError."""
         while True:
+            await asyncio.sleep(2 * SEIZED_AFTER)
             before = await self._unburdened(generation)
             after = await self.health("/health?deep=1")
             if after and after.status == "ok" and after.engine.generation == before.engine.generation:
@@ -256,7 +263,7 @@ async def run(
         await state.harm()
         for task in around:
             task.cancel()
-        result.after = await state.quiet()
+        result.sizes.append(await state.quiet())
     except NotWellError as error:
         result.violations.append(str(error))
     for task in around:
