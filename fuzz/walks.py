@@ -20,7 +20,7 @@ MACHINES = {
     "joining": "tests.unit.wire.test_handshake_machine:HandshakeMachine",
     "lifecycle": "tests.unit.process.test_lifecycle_machine:LifecycleMachine",
     "restart": "tests.unit.launch.test_restart_machine:RestartMachine",
-    "quarantine": "tests.unit.llm.test_quarantine:QuarantineMachine",
+    "quarantine": "tests.unit.llm.test_quarantine_machine:QuarantineMachine",
 }
 BATCH, STEPS = 100, 100
 

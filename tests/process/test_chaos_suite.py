@@ -11,7 +11,7 @@ from tests.chaos.world import World
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.mark.parametrize("policy", ["fail", "replay"])
+@pytest.mark.parametrize("policy", [pytest.param("fail", marks=pytest.mark.slow), "replay"])
 def test_a_short_run(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     faults = [word for name in ("kill", "exit", "refuse", "stop and continue") for word in ("--only", name)]
     code = main(["--seconds", "4", "--rate", "15", "--seed", "1", "--policy", policy, *faults])

@@ -47,6 +47,11 @@ class Arrivals:
         else:
             self._lost.append(rank)
 
+    def is_of(self, rank: EngineRank, descriptor: int) -> bool:
+        """Whether a connection is the one by which this engine has come."""
+        self._read()
+        return self._open.get(descriptor) == rank
+
     def lost(self) -> list[EngineRank]:
         """Engines whose connection has ended since the last call; does not wait."""
         self._read()

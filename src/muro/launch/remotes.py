@@ -261,6 +261,8 @@ class Remotes:
                 known = ", ".join(map(str, sorted(self._ranks)))
                 raise RemoteProtocolError(f"engine {rank} is not expected here; expected from elsewhere: {known}")
             if _says_hello(frames[1]):
+                if one.state is RemoteState.SERVING and entrance.greeters.is_of(rank, descriptor):
+                    raise RemoteProtocolError(f"engine {rank} said HELLO again, and it serves")
                 if one.state is RemoteState.SERVING:  # its predecessor has gone, and we shall hear of it
                     self._early[rank] = frames, descriptor
                     return

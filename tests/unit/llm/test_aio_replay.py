@@ -109,7 +109,8 @@ def test_texts_are_those_of_an_undisturbed_run(
             tasks.append(asyncio.create_task(final(llm, prompt, changed)))
         await drive(client, tasks, deaths)
         assert nothing_left(llm._requests)
-        return [msgspec.structs.replace(output, request_id="") for output in only_task(tasks)]
+        # Which of two choices finds the other one's prompt in the cache depends on who was sent first.
+        return [msgspec.structs.replace(o, request_id="", num_cached_tokens=None) for o in only_task(tasks)]
 
     async def test() -> None:
         assert await results(deaths) == await results([])
