@@ -6,9 +6,9 @@ Every request that is on its way through an engine when it dies is under suspici
   crashes between which it has not got `PROOF` tokens in one attempt, for some do harm behind their tokens.
 - Suspects are tried, and nobody else is let in meanwhile; those with the fewest tokens first, since what kills an
   engine at once has none. A trial ends with a new token, or with so many as are the proof.
-- The first is tried alone, then two at once, four, and so on, for most are innocent and all others wait. After a death
-  of several at once it is one at a time until no suspect is left: so this haste costs one death at most. Whoever was
-  killed in a trial is tried alone.
+- The first few are tried alone, then two at once, four, and so on, for most are innocent and all others wait. After a
+  death of several at once it is one at a time until no suspect is left: so this haste costs one death at most. Whoever
+  was killed in a trial is tried alone.
 - A crash convicts a request that was alone in it, if it was its second crash alone; or if it is suspect, and nobody had
   left that engine before: whoever has done harm and ended may kill an engine afterwards.
 - A signal that somebody else may have sent says less. It convicts a request that has `SURE` strikes, if the last
@@ -34,6 +34,8 @@ SUSPECT = 2
 """Strikes that make a suspect."""
 CRASHES = 3
 """So do as many crashes without `PROOF`."""
+ALONE = 4
+"""Trials of one at a time, of those who are most likely to have done it, before several are tried at once."""
 PROOF = 8
 """Tokens of one attempt that show that a request does no harm."""
 PATIENCE = 3
@@ -95,6 +97,8 @@ class Quarantine:
         self._tried: dict[Hashable, Case] = {}
         self._width = 1
         """How many may be tried at once."""
+        self._survived = 0
+        """Rounds of trials since the last death."""
         self._seats = 1
         """How many more may join those who are tried now."""
         self._narrow = False
@@ -177,7 +181,8 @@ class Quarantine:
             return False
         del self._tried[key]
         if not self._tried and not self._narrow:
-            self._width *= 2
+            self._survived += 1
+            self._width = 2 ** max(0, self._survived + 1 - ALONE)
         self._next_round()
         return True
 
@@ -199,7 +204,7 @@ class Quarantine:
             return False
         tried = [self._tried.pop(key) for key in lost if key in self._tried]
         self._narrow = self._narrow or len(tried) > 1
-        self._width = self._seats = 1
+        self._width, self._seats, self._survived = 1, 1, 0
         for case in lost.values():
             case.engine = None
             case.deaths.append(engine)
@@ -243,7 +248,7 @@ class Quarantine:
         if self._tried:
             return
         if not self._line:
-            self._width, self._narrow = 1, False
+            self._width, self._survived, self._narrow = 1, 0, False
         self._seats = self._width
 
     def _stop(self, key: Hashable, case: Case) -> None:

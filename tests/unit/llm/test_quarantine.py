@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muro.errors import EngineDeadError
-from muro.llm.quarantine import PATIENCE, PROOF, SURE, Quarantine
+from muro.llm.quarantine import ALONE, PATIENCE, PROOF, SURE, Quarantine
 
 CRASH = EngineDeadError("it was killed by SIGSEGV", rank=0, pid=1, exit_status=-11)
 KILLED = EngineDeadError("it was killed by SIGKILL", rank=0, pid=1, exit_status=-9)
@@ -48,47 +48,52 @@ def test_one_death_changes_nothing() -> None:
     assert requests.start() == ["a", "b"]
 
 
+def tried_alone(requests: Requests, names: str) -> None:
+    """Each of these passes a trial of its own, and ends."""
+    for name in names:
+        assert requests.start() == [name]
+        assert requests.token(name)
+        requests.running.remove(name)
+        requests.quarantine.leave(name)
+
+
 def test_after_two_deaths_they_are_tried_until_they_have_a_token_ever_more_at_once() -> None:
-    requests = Requests(*"abcdefg")
+    requests = Requests(*"abcdefghij")
     for _ in range(2):
         requests.start()
         requests.die()
-    requests.quarantine.enter("h")
-    assert requests.start() == ["a"]
-    assert requests.token("a")
-    assert requests.start() == ["a", "b", "c"]
-    assert not requests.token("a")
-    assert requests.token("c")
-    assert requests.start() == ["a", "b", "c"]
-    assert requests.token("b")
-    assert requests.start() == list("abcdefg")
-    assert all(requests.token(key) for key in "defg")
-    assert requests.start() == list("abcdefgh")
-    assert [requests.quarantine.verdict(key) for key in "abcdefgh"] == [None] * 8
+    requests.quarantine.enter("new")
+    tried_alone(requests, "abcd"[:ALONE])
+    assert requests.start() == ["e", "f"]
+    assert requests.token("f")
+    assert not requests.token("f")
+    assert requests.start() == ["e", "f"]
+    assert requests.token("e")
+    assert requests.start() == list("efghij")
+    assert all(requests.token(key) for key in "ghij")
+    assert requests.start() == [*"efghij", "new"]
+    assert not any(requests.quarantine.verdict(key) for key in "efghij")
 
 
 def test_after_a_death_of_several_on_trial_it_is_one_at_a_time() -> None:
-    requests = Requests(*"abcdefg")
+    requests = Requests(*"abcdefghij")
     for _ in range(2):
         requests.start()
         requests.die()
-    requests.start()
-    requests.token("a")
-    requests.running.remove("a")
-    requests.quarantine.leave("a")
-    assert requests.start() == ["b", "c"]
+    tried_alone(requests, "abcd"[:ALONE])
+    assert requests.start() == ["e", "f"]
     assert requests.die() == []
-    assert requests.start() == ["b"], "those who were in most crashes come first"
+    assert requests.start() == ["e"], "those who were in most crashes come first"
     for number in range(PROOF):
-        assert requests.token("b") == (number == PROOF - 1), "after three crashes more proof is wanted"
-    requests.running.remove("b")
-    requests.quarantine.leave("b")
-    assert requests.start() == ["c"]
+        assert requests.token("e") == (number == PROOF - 1), "after three crashes more proof is wanted"
+    requests.running.remove("e")
+    requests.quarantine.leave("e")
+    assert requests.start() == ["f"]
     assert requests.die() == []
-    assert requests.start() == ["c"]
-    assert requests.die() == ["c"], "its second crash alone"
-    requests.quarantine.leave("c")
-    for key in "defg":
+    assert requests.start() == ["f"]
+    assert requests.die() == ["f"], "its second crash alone"
+    requests.quarantine.leave("f")
+    for key in "ghij":
         assert requests.start()[-1] == key
         assert requests.token(key)
 
