@@ -170,7 +170,7 @@ def test_requests_with_faults(name: str) -> None:
 
 def test_growth_and_summary() -> None:
     size = Growing(rss_mib=50, fds=40, threads=5, shm=0, sockets=3, processes=2)
-    result = Result(requests=3, before=size, after=msgspec.structs.replace(size, rss_mib=80, sockets=50))
+    result = Result(requests=3, sizes=[size, size, msgspec.structs.replace(size, rss_mib=80, sockets=50)])
     assert [problem.split()[0] for problem in result.growth_problems()] == ["rss_mib", "sockets"]
     assert Result().growth_problems() == ["no two quiet moments to compare"]
     result.outcomes["complete"], result.faults["kill"], result.recoveries["kill"] = 3, 2, [0.5, 0.7]
