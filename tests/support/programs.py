@@ -1,5 +1,6 @@
 """Whole programs, run as their users would: in an interpreter of their own."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -83,7 +84,8 @@ def children(pid: int) -> list[int]:
     """Direct children of any thread of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += map(int, (task / "children").read_text().split())
     return found
 
 

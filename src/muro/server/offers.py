@@ -3,7 +3,7 @@
 An engine of ours says in its ready response whether it honours sampling options, or refuses them itself. One that does
 not (it has no distribution to sample from, as an echo) is asked for none of the options below. How to sample
 (temperature, top_p, top_k, min_p, seed) it may ignore: every client sends those. Foreign engines answer for themselves,
-but for what ends them: those of vLLM expect that their front-end has looked at every token id.
+but for what ends them: those of vLLM expect that their front-end has looked at every token id and every number of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _SAMPLING = (
     "logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids", "repetition_detection", "thinking_token_budget",
     "structured_outputs",
 )  # fmt: skip
+_COUNTS = ("logprobs", "prompt_logprobs")
 _IDS = ("stop_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids")
 _NEUTRAL = SamplingParams()
 
@@ -37,13 +38,19 @@ def check_ids(
     vocab_size: int,
     engines: Callable[[], Iterable[EngineStatus]],
 ) -> None:
-    """Raises InvalidRequestError for a token id that the model does not have, if an engine is of another make."""
+    """Look at what names tokens, if an engine is of another make.
+
+    Raises InvalidRequestError for an id that the model does not have, and for log-probabilities of more than all ids.
+    """
     named: list[tuple[str, Iterable[int]]] = [("prompt", prompt) for prompt in prompts]
     named += [(name, getattr(params, name, None) or ()) for name in _IDS]
     unknown = next(((name, worst) for name, ids in named if (worst := max(ids, default=0)) >= vocab_size), None)
     if unknown is not None and not all(map(is_ours, engines())):
         name, worst = unknown
         raise InvalidRequestError(f"{name}: there is no token {worst}; the model has {vocab_size}", param=name)
+    many = next((name for name in _COUNTS if (getattr(params, name, None) or 0) > vocab_size), None)
+    if many is not None and not all(map(is_ours, engines())):
+        raise InvalidRequestError(f"{many}: the model has no more than {vocab_size} tokens", param=many)
 
 
 def is_ours(engine: EngineStatus) -> bool:

@@ -86,6 +86,9 @@ class VllmEngine(Engine):
     def preprocess(self, request: EngineCoreRequest) -> Any:
         """vLLM's request. What its own front-end would refuse is refused here: a grammar that is none, say."""
         config = self._core.vllm_config
+        vocab_size = config.model_config.get_vocab_size()
+        if (worst := max(request.prompt_token_ids or (), default=0)) >= vocab_size:
+            raise InvalidRequestError(f"prompt: there is no token {worst}; the model has {vocab_size}")
         try:
             theirs = self._to_theirs(request)
             if theirs.sampling_params is not None:
