@@ -35,6 +35,8 @@ from muro.wire.handshake import FrontendHandshake, ReadyResponse
 
 log = logging.getLogger(__name__)
 
+_LAST_WORDS = 64
+"""Words at the handshake socket that are read before somebody who has hung up is taken for gone."""
 _LOOK_EVERY_MS = 200
 """Progress pages and failure records are memory, which cannot be polled; everything else wakes us at once."""
 REMIND_EVERY = 5.0
@@ -160,18 +162,20 @@ class _Startup:
             self._pump.poll(min(_LOOK_EVERY_MS, left_ms))
             self._look()
 
-    def _greet(self) -> None:
+    def _greet(self) -> bool:
+        """Take a word at the handshake socket; whether there was one."""
         if (received := receive_from(self._handshake_socket)) is None:
-            return
+            return False
         frames, descriptor = received
         try:
             replies = self._handshake.receive([bytes(frame) for frame in frames])
         except RemoteProtocolError as error:
             self._refuse(frames, error)
-            return
+            return True
         for identity, payload in replies:
             self._note(self.greeters, identity, descriptor)
             send_nowait(self._handshake_socket, [identity, payload])  # refused: it has gone, and will be missed
+        return True
 
     def _hear(self) -> None:
         if (received := receive_from(self._inputs)) is None:
@@ -192,7 +196,11 @@ class _Startup:
 
     def _miss(self, connections: Arrivals) -> None:
         """Wait anew for engines whose connection has ended."""
-        for rank in connections.lost():
+        lost = connections.lost()
+        for _ in range(_LAST_WORDS if lost and connections is self.greeters else 0):
+            if not self._greet():  # whoever says READY and hangs up has said it, though we see the end first
+                break
+        for rank in lost:
             if connections is self.arrivals:
                 self._handshake.forget(rank)
             elif not self._handshake.hung_up(rank):

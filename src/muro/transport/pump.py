@@ -14,7 +14,7 @@ import zmq
 from muro.errors import InternalError
 from muro.transport.sockets import Socket
 
-Handler = Callable[[], None]
+Handler = Callable[[], object]
 
 _POLLIN = int(zmq.POLLIN)
 

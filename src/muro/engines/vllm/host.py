@@ -103,6 +103,8 @@ class VllmEngine(Engine):
             raise
         except (ValueError, TypeError, msgspec.MsgspecError, NotImplementedError) as error:
             raise InvalidRequestError(str(error)) from error
+        except LookupError as error:  # its checks take for granted what a structural tag must have
+            raise InvalidRequestError(f"vLLM finds no {error} in it") from error
         return prepared
 
     def add_request(self, request_id: str, prepared: Any) -> None:
