@@ -95,8 +95,6 @@ class Quarantine:
         self._line: dict[Hashable, Case] = {}
         """Suspects that want to run."""
         self._tried: dict[Hashable, Case] = {}
-        self._width = 1
-        """How many may be tried at once."""
         self._survived = 0
         """Rounds of trials since the last death."""
         self._seats = 1
@@ -180,9 +178,8 @@ class Quarantine:
         if key not in self._tried or case.suspect:
             return False
         del self._tried[key]
-        if not self._tried and not self._narrow:
+        if not self._tried:
             self._survived += 1
-            self._width = 2 ** max(0, self._survived + 1 - ALONE)
         self._next_round()
         return True
 
@@ -204,7 +201,7 @@ class Quarantine:
             return False
         tried = [self._tried.pop(key) for key in lost if key in self._tried]
         self._narrow = self._narrow or len(tried) > 1
-        self._width, self._seats, self._survived = 1, 1, 0
+        self._seats, self._survived = 1, 0
         for case in lost.values():
             case.engine = None
             case.deaths.append(engine)
@@ -248,8 +245,8 @@ class Quarantine:
         if self._tried:
             return
         if not self._line:
-            self._width, self._survived, self._narrow = 1, 0, False
-        self._seats = self._width
+            self._survived, self._narrow = 0, False
+        self._seats = 1 if self._narrow else 2 ** max(0, self._survived + 1 - ALONE)
 
     def _stop(self, key: Hashable, case: Case) -> None:
         """It is on no engine any more."""
